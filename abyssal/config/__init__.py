@@ -1,0 +1,1 @@
+"""Frozen configuration: the model's (from config.json), its layer roles, and the engine's. Nothing here imports torch."""

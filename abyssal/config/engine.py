@@ -1,0 +1,106 @@
+"""Settings of an engine. Few, frozen, checked; `resolve` turns every "auto" into a decision and logs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.errors import ConfigError
+
+ROUNDINGS = ("window", "compressed", "index", "activations")
+
+BLOCK_TOKENS = 128
+"""Tokens of one cache block, fixed by the model family."""
+
+WeightMode = Literal["auto", "decoded", "packed"]
+EngramMode = Literal["auto", "memory", "mmap"]
+LoadFormat = Literal["safetensors", "dummy"]
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Which roundings of the trained model are applied.
+
+    Attributes:
+        window: window KV rows to FP8.
+        compressed: compressed KV rows to FP4.
+        index: index queries and keys to FP4.
+        activations: inputs of FP8 and FP4 linears to FP8.
+    """
+
+    window: bool = True
+    compressed: bool = True
+    index: bool = True
+    activations: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Numerics:
+        """`released` (all four), `exact` (none), `cache` (all but activations), or names separated by commas.
+
+        Raises:
+            ConfigError: for any other word.
+        """
+        groups = {"released": ROUNDINGS, "exact": (), "cache": ROUNDINGS[:3]}
+        names = groups.get(text, tuple(text.split(",")))
+        for name in names:
+            if name not in ROUNDINGS:
+                raise ConfigError(f"numerics={text!r}: {name!r} is none of released, exact, cache, {', '.join(ROUNDINGS)}")
+        return cls(**{name: name in names for name in ROUNDINGS})
+
+    def __str__(self) -> str:
+        return ",".join(name for name in ROUNDINGS if getattr(self, name)) or "exact"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How a model is run.
+
+    Attributes:
+        numerics: see `Numerics.parse`.
+        weights: "decoded" to float32 once, "packed" as on disk and decoded per use, or "auto" by memory.
+        engram: tables in "memory" or read by "mmap", row by row.
+        load_format: "safetensors", or "dummy" for random weights from config alone.
+        max_model_len: tokens of one sequence at most; None for the model's own limit, lowered to what the caches hold.
+        max_num_seqs: sequences running at a time.
+        max_num_batched_tokens: rows of one step.
+        num_blocks: cache blocks of 128 tokens; None to fill `cache_bytes`.
+        cache_bytes: memory for the block pool; None for a share of what is free.
+        num_threads: processor threads; None for all that the process may use.
+        backend: "auto", "native" or "torch".
+        seed: where requests without a seed get theirs from; None for the system's entropy.
+    """
+
+    numerics: str = "released"
+    weights: WeightMode = "auto"
+    engram: EngramMode = "auto"
+    load_format: LoadFormat = "safetensors"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    num_blocks: int | None = None
+    cache_bytes: int | None = None
+    num_threads: int | None = None
+    backend: Literal["auto", "native", "torch"] = "auto"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        Numerics.parse(self.numerics)
+        _choice("weights", self.weights, ("auto", "decoded", "packed"))
+        _choice("engram", self.engram, ("auto", "memory", "mmap"))
+        _choice("load_format", self.load_format, ("safetensors", "dummy"))
+        _choice("backend", self.backend, ("auto", "native", "torch"))
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "num_blocks", "cache_bytes", "num_threads"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+
+
+def _positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: must be a whole number of at least 1")

@@ -1,0 +1,162 @@
+"""What one step computes: the scheduler's decision, and the flat tensors the model reads.
+
+`SchedulerOutput` carries differences only: a runner keeps, for each state slot, the tokens and the block table of the
+request that holds it. `ForwardBatch` holds tensors, but this module does not import torch at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class SlotAssignment:
+    """A request takes a state slot, at its first step or when it comes back after preemption.
+
+    Attributes:
+        token_ids: all tokens known so far (prompt, then output of an earlier run).
+    """
+
+    request_id: str
+    state_slot: int
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    wants_prompt_logits: bool = False
+
+
+@dataclass(frozen=True)
+class ScheduledRows:
+    """The rows of one request in one step: positions `start .. start + num_rows - 1`.
+
+    Attributes:
+        first_new_block: index in the request's block table where `new_block_ids` go.
+        samples: the last row is the sequence's last known token, so that the next token is drawn from it.
+    """
+
+    request_id: str
+    state_slot: int
+    start: int
+    num_rows: int
+    first_new_block: int
+    new_block_ids: tuple[int, ...]
+    samples: bool
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """One step. Rows of different requests lie behind one another in the order of `rows`."""
+
+    assignments: tuple[SlotAssignment, ...]
+    rows: tuple[ScheduledRows, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(r.num_rows for r in self.rows)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the raw logits.
+
+    Attributes:
+        token_id, logprob, rank: of the chosen token; the most likely one has rank 1.
+        top: (id, logprob) of the most likely tokens, most likely first, lowest id first on ties.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """The token drawn for one request."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class RunnerOutput:
+    """Results of one step, by request id.
+
+    Attributes:
+        sampled: tokens of the requests whose rows had `samples`.
+        prompt_logprobs: for each prompt row of this step whose next token is known, in order of position.
+        prompt_logits: float32 [rows, vocab] of this step, for requests that want them.
+        errors: requests whose step failed, with the reason. They have no entry in the others.
+    """
+
+    sampled: dict[str, SampledToken] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logits: dict[str, torch.Tensor] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RingWrites:
+    """Which rows of a step stay in the per-slot rings afterwards.
+
+    Attributes:
+        rows: int32 [M] row index in the step.
+        dst: int32 [M] `state_slot * ring_size + position % ring_size`, no index twice.
+    """
+
+    rows: torch.Tensor
+    dst: torch.Tensor
+
+
+@dataclass(frozen=True)
+class CompressionPlan:
+    """Which compressed entries are completed in a step, for one ratio.
+
+    Attributes:
+        source: int32 [G, ratio]; >= 0 is a row of the step, otherwise `-1 - index` into the partial-group ring.
+        dst: int32 [G] flat entry index `block_id * entries_per_block + offset`.
+        positions: int32 [G] position of the group's first token (where the entry is rotated).
+        partial: which rows stay in the partial-group ring.
+    """
+
+    source: torch.Tensor
+    dst: torch.Tensor
+    positions: torch.Tensor
+    partial: RingWrites
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """Flat inputs of one forward over T rows of R requests. All int32 and on the backend's device.
+
+    Attributes:
+        token_ids: [T].
+        positions: [T].
+        row_to_request: [T], index into the arrays of length R.
+        query_start: [R + 1], rows of request r are `query_start[r] .. query_start[r + 1] - 1`.
+        block_table: [R, max_blocks] block ids; entries past a request's length are 0 and never read.
+        state_slot: [R].
+        ngram_ids: [T, max_ngram] raw ids at p, p-1, ..; -1 before the start of the sequence.
+        window: rows that stay in the window rings.
+        compression: by ratio.
+        logit_rows: [M] rows whose logits are wanted.
+        max_context: largest position in the batch plus one.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    row_to_request: torch.Tensor
+    query_start: torch.Tensor
+    block_table: torch.Tensor
+    state_slot: torch.Tensor
+    ngram_ids: torch.Tensor
+    window: RingWrites
+    compression: dict[int, CompressionPlan]
+    logit_rows: torch.Tensor
+    max_context: int
