@@ -1,0 +1,66 @@
+"""Sparse attention in plain torch. Contract: `abyssal.ops.attention`."""
+
+from __future__ import annotations
+
+import torch
+
+from ...core.batch import ForwardBatch
+from ...ops.norm_rope import RotaryRows
+from .norm_rope import rotate_tail
+
+GATHERED_ELEMENTS = 1 << 23
+"""Gathered key elements held at a time."""
+
+
+def sparse_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    ring: torch.Tensor,
+    entries: torch.Tensor | None,
+    selected: torch.Tensor | None,
+    sink: torch.Tensor,
+    batch: ForwardBatch,
+    window: int,
+    rotary: RotaryRows,
+) -> torch.Tensor:
+    num_rows, _, width = q.shape
+    out = torch.empty_like(q)
+    num_keys = window + (selected.shape[1] if selected is not None else 0)
+    step = max(1, GATHERED_ELEMENTS // (num_keys * width))
+    for begin in range(0, num_rows, step):
+        rows = slice(begin, min(begin + step, num_rows))
+        keys, valid = _window_keys(kv, ring, batch, rows, window)
+        if selected is not None and entries is not None and selected.shape[1]:
+            chosen = selected[rows].long()
+            keys = torch.cat((keys, entries[chosen.clamp_min(0)]), 1)
+            valid = torch.cat((valid, chosen >= 0), 1)
+        out[rows] = _attend(q[rows], keys, valid, sink)
+    positions = batch.positions.long()
+    return rotate_tail(out, rotary.cos[positions], -rotary.sin[positions])
+
+
+def _window_keys(
+    kv: torch.Tensor, ring: torch.Tensor, batch: ForwardBatch, rows: slice, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys [t, window, D] at positions p - window + 1 .. p of each row, and which of them exist."""
+    row = torch.arange(rows.start, rows.stop)
+    request = batch.row_to_request[rows].long()
+    wanted = batch.positions[rows].long().unsqueeze(1) + torch.arange(1 - window, 1)
+    back = batch.positions[rows].long().unsqueeze(1) - wanted
+    source = row.unsqueeze(1) - back
+    is_here = source >= batch.query_start[request].long().unsqueeze(1)
+    slots = ring.shape[1]
+    earlier = batch.state_slot[request].long().unsqueeze(1) * slots + wanted.clamp_min(0) % slots
+    keys = torch.where(is_here.unsqueeze(-1), kv[source.clamp_min(0)], ring.flatten(0, 1)[earlier])
+    return keys, wanted >= 0
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, valid: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    # absent keys may hold anything, also NaN, and must not reach the products
+    keys = keys.masked_fill(~valid.unsqueeze(-1), 0.0)
+    scores = torch.einsum("thd,tnd->thn", q, keys) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)
+    peak = torch.maximum(scores.amax(-1, keepdim=True), sink.view(1, -1, 1))
+    weights = torch.exp(scores - peak)
+    total = weights.sum(-1, keepdim=True) + torch.exp(sink.view(1, -1, 1) - peak)
+    return torch.einsum("thn,tnd->thd", weights, keys) / total

@@ -1,0 +1,60 @@
+"""The CPU's op table: the torch reference, with native kernels where they were built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ...core.errors import UnsupportedOnBackend
+from ...ops.registry import OpTable, build_table
+from . import attention, compressor, engram, hyper_connection, indexer, linear, moe, norm_rope, quantize
+
+log = logging.getLogger(__name__)
+
+REFERENCE: dict[str, Callable[..., Any]] = {
+    "round_fp8": quantize.round_fp8,
+    "round_fp4": quantize.round_fp4,
+    "prepare_linear": linear.prepare_linear,
+    "linear": linear.linear,
+    "grouped_linear": linear.grouped_linear,
+    "rms_norm": norm_rope.rms_norm,
+    "rotate": norm_rope.rotate,
+    "window_rows": norm_rope.window_rows,
+    "write_rows": norm_rope.write_rows,
+    "hc_map": hyper_connection.hc_map,
+    "hc_collapse": hyper_connection.hc_collapse,
+    "hc_expand": hyper_connection.hc_expand,
+    "pool_groups": compressor.pool_groups,
+    "select_entries": indexer.select_entries,
+    "sparse_attention": attention.sparse_attention,
+    "prepare_experts": moe.prepare_experts,
+    "route": moe.route,
+    "experts": moe.experts,
+    "engram_rows": engram.engram_rows,
+    "engram_gate": engram.engram_gate,
+}
+
+
+def torch_table() -> OpTable:
+    """Plain torch for every op."""
+    return build_table("cpu (torch)", REFERENCE)
+
+
+def cpu_table(backend: Literal["auto", "native", "torch"], num_threads: int) -> OpTable:
+    """The table for this processor.
+
+    Raises:
+        UnsupportedOnBackend: `native` was asked for and is not there.
+    """
+    if backend == "torch":
+        return torch_table()
+    from . import native
+
+    library = native.load()
+    if library is None:
+        if backend == "native":
+            raise UnsupportedOnBackend(f"backend='native': {native.why_missing()}; backend='torch' runs without it, slower")
+        log.warning("native kernels are not available (%s); running plain torch, which is much slower", native.why_missing())
+        return torch_table()
+    return build_table("cpu (native)", REFERENCE | native.entries(library, num_threads))
