@@ -1,0 +1,76 @@
+"""FlashModel: DeepSeek-V4.1-Flash from token ids to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..config.topology import LayerPlan, Topology
+from ..core.batch import ForwardBatch
+from .attention import CSA2Attention
+from .common import Caches, ModelContext, RotaryTable, StepState, window_inv_freq, yarn_inv_freq
+from .engram import Engram
+from .hyper_connection import HyperConnection
+from .moe import MoE
+
+
+class DecoderLayer:
+    """Engram where there is one, attention, experts; each inside its hyper-connection."""
+
+    def __init__(self, ctx: ModelContext, plan: LayerPlan, rotary: RotaryTable, token_map: torch.Tensor) -> None:
+        prefix, config = f"layers.{plan.layer_id}", ctx.config
+        has_engram = plan.engram_index is not None
+        self._engram = Engram(ctx, f"{prefix}.engram", plan.layer_id, token_map) if has_engram else None
+        self._attn_site = HyperConnection(ctx, prefix, "attn")
+        self._attn = CSA2Attention(ctx, f"{prefix}.attn", plan, rotary)
+        self._ffn_site = HyperConnection(ctx, prefix, "ffn")
+        self._ffn = MoE(ctx, f"{prefix}.ffn", config.n_routed_experts, config.num_experts_per_tok)
+
+    def __call__(self, h: torch.Tensor, pre: torch.Tensor, step: StepState) -> tuple[torch.Tensor, torch.Tensor]:
+        """Streams h [T, n, C] and collapse weights pre [T, n] from the layer before; returns both for the next."""
+        if self._engram is not None:
+            h = self._engram(h, step)
+        pre_ffn, post, comb = self._attn_site.mix(h)
+        h = self._attn_site.expand(self._attn(self._attn_site.collapse(h, pre), step), h, post, comb)
+        pre_next, post, comb = self._ffn_site.mix(h)
+        h = self._ffn_site.expand(self._ffn(self._ffn_site.collapse(h, pre_ffn)), h, post, comb)
+        return h, pre_next
+
+
+class FlashModel:
+    """The language model. Built once; holds no state of any sequence."""
+
+    def __init__(
+        self,
+        ctx: ModelContext,
+        topology: Topology,
+        token_map: torch.Tensor,
+        on_layer: Callable[[int], None] = lambda layer: None,
+    ) -> None:
+        """Load all layers; `on_layer` is told of each one done."""
+        config = ctx.config
+        self._ctx, self._ops = ctx, ctx.ops
+        self._embed = ctx.weights.matrix("embed")
+        window, compressed = RotaryTable(window_inv_freq(config)), RotaryTable(yarn_inv_freq(config))
+        self._layers = []
+        for plan in topology.layers:
+            self._layers.append(DecoderLayer(ctx, plan, compressed if plan.ratio else window, token_map))
+            on_layer(plan.layer_id)
+        self._norm = ctx.weights.dense("norm.weight")
+        self._head = ctx.linear("head")
+
+    def forward(self, batch: ForwardBatch, caches: Caches) -> torch.Tensor:
+        """Logits float32 [M, V] of `batch.logit_rows`; writes the caches."""
+        step = StepState(batch, caches)
+        streams = self._ctx.config.hc_mult
+        h = self._embed.data[batch.token_ids.long()].float().unsqueeze(1).repeat(1, streams, 1)
+        pre = torch.zeros(len(h), streams)
+        pre[:, 0] = 1.0
+        for layer in self._layers:
+            h, pre = layer(h, pre, step)
+        if not len(batch.logit_rows):
+            return h.new_empty(0, self._ctx.config.vocab_size)
+        rows = batch.logit_rows.long()
+        y = self._ops.hc_collapse(h[rows], pre[rows], self._norm, self._ctx.config.rms_norm_eps)
+        return self._ops.linear(y, self._head)
