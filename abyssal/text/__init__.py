@@ -1,0 +1,1 @@
+"""Between text and token ids: tokenizer, chat prompts and their parsing, incremental detokenization. No torch."""
