@@ -38,6 +38,7 @@ class ScheduledRows:
     Attributes:
         first_new_block: index in the request's block table where `new_block_ids` go.
         samples: the last row is the sequence's last known token, so that the next token is drawn from it.
+        epoch: number of this stay of the request in its slot. Only the scheduler looks at it, to tell late results.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class ScheduledRows:
     first_new_block: int
     new_block_ids: tuple[int, ...]
     samples: bool
+    epoch: int = 0
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Request:
         row_schedule: see `RowSchedule`.
         wants_prompt_logits: every prompt row's logits are computed, not only the last one's.
         arrival: order of arrival, unique and increasing; also the order after preemption.
-        num_computed_tokens: leading tokens whose state lies in the caches.
+        num_computed_tokens: leading tokens whose state lies in the caches, or will when the scheduled steps have run.
         output_token_ids: tokens generated so far.
         finish_reason, stop_reason, error: set once, on finishing.
     """

@@ -1,0 +1,46 @@
+"""The tensors behind the cache groups, in float32 as the CPU holds them."""
+
+from __future__ import annotations
+
+import torch
+
+from .spec import CacheGroup, CacheSpec
+
+
+class CacheStorage:
+    """Memory of all blocks and state slots; the `Caches` that a model's forward reads and writes.
+
+    Memory is reserved at once and touched only where rows are written, so an unused block costs address space, not memory.
+    """
+
+    def __init__(self, spec: CacheSpec, num_blocks: int, num_slots: int) -> None:
+        self.spec, self.num_blocks, self.num_slots = spec, num_blocks, num_slots
+        self._tensors: dict[str, dict[int, torch.Tensor]] = {
+            group.name: {owner: self._reserve(group, owner) for owner in group.owners} for group in spec.groups if group.allocated
+        }
+
+    def _reserve(self, group: CacheGroup, owner: int) -> torch.Tensor:
+        rows = group.rows_of(owner)
+        if group.name == "window_kv":
+            return torch.zeros(self.num_slots, rows, group.row_elements)
+        if group.kind == "ring":
+            return torch.zeros(self.num_slots * rows, 2, group.row_elements // 2)
+        return torch.zeros(self.num_blocks * rows, group.row_elements)
+
+    def window(self, layer: int) -> torch.Tensor:
+        return self._tensors["window_kv"][layer]
+
+    def entries(self, layer: int) -> torch.Tensor:
+        return self._tensors["compressed_kv"][layer]
+
+    def index_keys(self, layer: int) -> torch.Tensor:
+        return self._tensors["index_keys"][layer]
+
+    def partial(self, layer: int) -> torch.Tensor:
+        return self._tensors["partial_groups"][layer]
+
+    def fill(self, value: float) -> None:
+        """Overwrite everything (tests: what is not written must not be read)."""
+        for tensors in self._tensors.values():
+            for tensor in tensors.values():
+                tensor.fill_(value)

@@ -1,0 +1,310 @@
+"""Continuous batching: each step takes rows of every request that can go on, within a budget of rows.
+
+    add -> WAITING -> schedule -> RUNNING -> update -> FINISHED
+                         ^           | no block is free and it arrived last
+                         +-- PREEMPTED (its blocks are given back; prompt and output so far will be computed again)
+
+`schedule` decides a step, a runner computes it, `update` takes the results. A step is filled in three passes:
+
+1. one row for each running request that has one known token left to compute. If such a request needs a block and none is
+   free, the latest arrival yields: itself, or one that this step has not come to yet;
+2. the next chunk of each running request that is still inside its known tokens, oldest first;
+3. chunks of waiting requests, in order of arrival, as long as rows, slots and blocks last. A request is admitted only if
+   blocks for all its known tokens are free, and takes them all: a prompt never gets stuck half-way.
+
+Running requests therefore are older than all that wait, and the oldest request advances in each step until it ends.
+
+**Scheduling ahead.** `num_computed_tokens` advances in `schedule`, not in `update`, so it counts rows of steps that have not
+come back yet. `schedule` may be called again before `update` of the step before: a request whose next token is not known
+yet has nothing left to compute and is passed over, prompts go on, and nothing is computed twice. Steps must be run in the
+order in which they were scheduled, and updated in that order; ids that were given back may then be handed out at once, for
+the step that takes them over runs after the one that still wrote to them.
+
+**Late results.** Each stay of a request among the running ones has a number, the epoch, which its rows carry. Results whose
+epoch is not that of a running request are dropped: the request has ended or was preempted in the meantime, and a token
+dropped so is drawn again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..cache.manager import CacheManager
+from ..core.batch import RunnerOutput, ScheduledRows, SchedulerOutput, SlotAssignment
+from ..core.errors import InvalidRequest
+from ..core.request import FinishReason, Request, RequestStatus
+from .policy import ArrivalQueue, choose_victim, headroom_blocks, why_never_fits
+from .stopping import check_stop
+
+
+@dataclass(eq=False, slots=True)
+class _Stay:
+    """One stay of a request among the running ones.
+
+    Attributes:
+        num_blocks: length of the block table that the runner knows.
+    """
+
+    request: Request
+    epoch: int
+    state_slot: int
+    num_blocks: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step being filled; `budget` is how many rows may still be added."""
+
+    budget: int
+    assignments: list[SlotAssignment] = field(default_factory=list)
+    rows: list[ScheduledRows] = field(default_factory=list)
+
+
+class Scheduler:
+    """Requests on their way through the engine.
+
+    Not thread-safe. Sole writer of status, counts and output tokens of the requests it was given.
+
+    Args:
+        cache_manager: where blocks and state slots come from; nobody else takes any.
+        max_num_seqs: requests running at a time; fewer if the row budget is smaller, so that each can decode in every step.
+        max_num_batched_tokens: rows of one step.
+    """
+
+    def __init__(self, cache_manager: CacheManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        assert max_num_seqs > 0, f"max_num_seqs={max_num_seqs} leaves nothing to run"
+        assert max_num_batched_tokens > 0, f"max_num_batched_tokens={max_num_batched_tokens} leaves nothing to run"
+        self._cache = cache_manager
+        self._max_running = min(max_num_seqs, max_num_batched_tokens)
+        self._max_rows = max_num_batched_tokens
+        self._waiting = ArrivalQueue()
+        self._running: dict[str, _Stay] = {}
+        self._requests: dict[str, Request] = {}
+        self._num_arrivals = 0
+        self._num_epochs = 0
+        self._num_preemptions = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._requests)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their first step or, preempted, for another one."""
+        return len(self._waiting)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions since the start."""
+        return self._num_preemptions
+
+    def add(self, request: Request) -> None:
+        """Take over a new request and number its arrival.
+
+        One that could never run ends at once, in error: look at `request.is_finished` afterwards.
+
+        Raises:
+            InvalidRequest: if an unfinished request has the same id.
+        """
+        if request.request_id in self._requests:
+            raise InvalidRequest("request_id", request.request_id, "is taken by an unfinished request; choose another")
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        reason = why_never_fits(request, self._cache.capacity_tokens)
+        if reason is not None:
+            request.finish(FinishReason.ERROR, error=reason)
+            return
+        self._requests[request.request_id] = request
+        self._waiting.push(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request in whatever state it is. Returns it, or None if no unfinished request has that id."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish(request, FinishReason.ABORT)
+        return request
+
+    def stop(self, request_id: str, stop_reason: int | str | None = None) -> Request | None:
+        """End a request because of what it has written, as a stop string does. Returns as `abort` does."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish(request, FinishReason.STOP, stop_reason=stop_reason)
+        return request
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide the next step and count its rows as computed. It has no rows if nothing can advance."""
+        step = _Step(self._max_rows)
+        self._schedule_decodes(step)
+        self._schedule_chunks(step)
+        self._admit(step)
+        return SchedulerOutput(tuple(step.assignments), tuple(step.rows))
+
+    def update(self, scheduler_output: SchedulerOutput, runner_output: RunnerOutput) -> list[Request]:
+        """Take the results of a step: append tokens, end requests that stop or failed, give back what they held.
+
+        Returns:
+            The requests whose results counted, in the order of the rows: each got a token, ended, or moved on inside its
+            known tokens. Results of a request that is not listed came too late and must not be used.
+        """
+        accepted = []
+        for rows in scheduler_output.rows:
+            stay = self._running.get(rows.request_id)
+            if stay is None or stay.epoch != rows.epoch:
+                continue
+            request = stay.request
+            if rows.request_id in runner_output.errors:
+                self._finish(request, FinishReason.ERROR, error=runner_output.errors[rows.request_id])
+            elif rows.samples:
+                self._append(request, runner_output)
+            accepted.append(request)
+        return accepted
+
+    def check_integrity(self) -> None:
+        """Check queues and caches against each other. For tests and for debugging.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        self._cache.check_integrity()
+        running, waiting = [stay.request for stay in self._running.values()], list(self._waiting)
+        arrivals = [request.arrival for request in running + waiting]
+        assert arrivals == sorted(set(arrivals)), f"{len(running)} run, the rest waits, out of order of arrival: {arrivals}"
+        assert {r.request_id: r for r in running + waiting} == self._requests, "a request is in no queue, or in two"
+        assert len(running) <= self._max_running, f"{len(running)} requests run, {self._max_running} may"
+        for stay in self._running.values():
+            self._check_running(stay)
+        for request in waiting:
+            self._check_waiting(request)
+
+    def _check_running(self, stay: _Stay) -> None:
+        request, request_id = stay.request, stay.request.request_id
+        assert request.status is RequestStatus.RUNNING, f"request {request_id} runs, but its status is {request.status}"
+        assert request.num_computed_tokens <= request.num_tokens, f"request {request_id} is ahead of its own tokens"
+        assert self._cache.slot(request_id) == stay.state_slot, f"request {request_id} lost slot {stay.state_slot}"
+        num_blocks = len(self._cache.blocks(request_id))
+        assert num_blocks == stay.num_blocks, f"request {request_id} holds {num_blocks} blocks, {stay.num_blocks} were sent"
+
+    def _check_waiting(self, request: Request) -> None:
+        request_id, states = request.request_id, (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        assert request.status in states, f"request {request_id} waits, but its status is {request.status}"
+        assert request.num_computed_tokens == 0, (
+            f"request {request_id} waits with {request.num_computed_tokens} rows computed"
+        )
+        assert self._cache.slot(request_id) is None, f"request {request_id} waits, but holds a slot"
+        assert not self._cache.blocks(request_id), f"request {request_id} waits, but holds blocks"
+
+    def _schedule_decodes(self, step: _Step) -> None:
+        for stay in tuple(self._running.values()):
+            request = stay.request
+            is_preempted = request.status is not RequestStatus.RUNNING
+            if is_preempted or request.num_tokens - request.num_computed_tokens != 1:
+                continue
+            block_ids = self._grow(request)
+            if block_ids is not None:
+                self._add_rows(step, stay, block_ids)
+
+    def _schedule_chunks(self, step: _Step) -> None:
+        for stay in self._running.values():
+            if step.budget == 0:
+                return
+            if stay.request.num_computed_tokens < stay.request.num_tokens:
+                self._add_rows(step, stay, ())
+
+    def _admit(self, step: _Step) -> None:
+        while step.budget > 0 and self._waiting and len(self._running) < self._max_running:
+            request = self._waiting.head()
+            headroom = headroom_blocks(len(self._running))
+            if not self._cache.can_admit(request, request.num_tokens, headroom_blocks=headroom):
+                return
+            self._waiting.remove(request)
+            stay, block_ids = self._start(request)
+            step.assignments.append(_assignment(stay))
+            self._add_rows(step, stay, block_ids)
+
+    def _start(self, request: Request) -> tuple[_Stay, tuple[int, ...]]:
+        """Move a request that can be admitted among the running ones, with blocks for all its known tokens."""
+        block_ids = self._cache.allocate(request.request_id, request.num_tokens)
+        assert block_ids is not None, f"request {request.request_id} was admitted without enough free blocks"
+        stay = _Stay(request, self._num_epochs, self._cache.assign_slot(request.request_id))
+        self._num_epochs += 1
+        self._running[request.request_id] = stay
+        request.move_to(RequestStatus.RUNNING)
+        return stay, block_ids
+
+    def _grow(self, request: Request) -> tuple[int, ...] | None:
+        """Blocks for a request's known tokens, taken from later arrivals if need be; None if it had to yield itself."""
+        while (block_ids := self._cache.allocate(request.request_id, request.num_tokens)) is None:
+            victim = choose_victim(stay.request for stay in self._running.values())
+            self._preempt(victim)
+            if victim is request:
+                return None
+        return block_ids
+
+    def _preempt(self, request: Request) -> None:
+        """Send a request back to the head of the queue. It keeps its output, which is computed again with its prompt."""
+        self._cache.free(request.request_id)
+        del self._running[request.request_id]
+        request.move_to(RequestStatus.PREEMPTED)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._waiting.push_back(request)
+
+    def _add_rows(self, step: _Step, stay: _Stay, block_ids: tuple[int, ...]) -> None:
+        request = stay.request
+        start = request.num_computed_tokens
+        num_rows = request.row_schedule.limit(start, min(request.num_tokens - start, step.budget))
+        step.budget -= num_rows
+        request.num_computed_tokens = start + num_rows
+        step.rows.append(
+            ScheduledRows(
+                request_id=request.request_id,
+                state_slot=stay.state_slot,
+                start=start,
+                num_rows=num_rows,
+                first_new_block=stay.num_blocks,
+                new_block_ids=block_ids,
+                samples=start + num_rows == request.num_tokens,
+                epoch=stay.epoch,
+            )
+        )
+        stay.num_blocks += len(block_ids)
+
+    def _append(self, request: Request, runner_output: RunnerOutput) -> None:
+        sampled = runner_output.sampled.get(request.request_id)
+        assert sampled is not None, f"the runner drew no token for request {request.request_id} and reported no error"
+        request.output_token_ids.append(sampled.token_id)
+        # A sequence one token longer than the cache cannot be continued: its last token has no place there.
+        end = check_stop(request, min(request.max_total_tokens, self._cache.capacity_tokens + 1))
+        if end is not None:
+            reason, stop_reason = end
+            self._finish(request, reason, stop_reason=stop_reason)
+
+    def _finish(
+        self, request: Request, reason: FinishReason, *, stop_reason: int | str | None = None, error: str | None = None
+    ) -> None:
+        if request.status is RequestStatus.RUNNING:
+            del self._running[request.request_id]
+            self._cache.free(request.request_id)
+        else:
+            self._waiting.remove(request)
+        del self._requests[request.request_id]
+        request.finish(reason, stop_reason=stop_reason, error=error)
+
+
+def _assignment(stay: _Stay) -> SlotAssignment:
+    request = stay.request
+    return SlotAssignment(
+        request_id=request.request_id,
+        state_slot=stay.state_slot,
+        token_ids=tuple(request.token_ids()),
+        params=request.params,
+        seed=request.seed,
+        wants_prompt_logits=request.wants_prompt_logits,
+    )
