@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ class Tokenizer:
             )
         return tokenizer
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
         """Greatest id plus one. The model may have more rows than this, which stand for no text."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -122,13 +123,13 @@ def eos_token_ids(folder: Path, config: ModelConfig) -> frozenset[int]:
         CheckpointError: if that file is malformed or names ids outside the vocabulary.
     """
     path = folder / GENERATION_FILE
-    ids: object = []
+    ids: object = None
     if path.is_file():
         try:
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         except (ValueError, AttributeError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-    listed = ids if isinstance(ids, list) else [ids]
+    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     for item in listed:
         if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < config.text.vocab_size:
             raise CheckpointError(f"{path}: eos_token_id {item!r} is no id of a vocabulary of {config.text.vocab_size}")
