@@ -1,0 +1,248 @@
+"""Engine: validates requests, runs steps, hands out outputs.
+
+    add -> Scheduler.add
+    step: Scheduler.schedule -> ModelRunner.run -> Scheduler.update -> RequestTracker -> RequestOutput
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..config.engine import EngineConfig
+from ..core.batch import RunnerOutput, SchedulerOutput
+from ..core.errors import InvalidRequest
+from ..core.outputs import RequestOutput
+from ..core.request import Request, RowSchedule
+from ..core.sampling_params import SamplingParams
+from ..text.detokenizer import IncrementalDetokenizer
+from .launch import launch
+from .stats import EngineStats
+from .tracker import RequestTracker, TextSink
+
+
+class Engine:
+    """A model ready to serve. Not thread-safe; one step at a time.
+
+    Attributes:
+        config: the settings, every "auto" decided.
+        model_config: the model's configuration.
+        tokenizer: None if the model folder has none; then prompts are token ids.
+        chat: renders conversations; None without a tokenizer.
+        max_model_len: tokens of one sequence at most.
+    """
+
+    def __init__(
+        self, model: str | Path, config: EngineConfig, *, revision: str | None = None, assume_yes: bool = True
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: a folder, a hub id, or `flash`.
+            revision: of a hub model.
+            assume_yes: download without asking.
+
+        Raises:
+            AbyssalError: of the kind that says what is wrong with the model, the settings, or the machine.
+        """
+        parts = launch(model, config, revision=revision, assume_yes=assume_yes)
+        self.config, self.model_config = parts.config, parts.model_config
+        self.tokenizer, self.chat = parts.tokenizer, parts.chat
+        self.max_model_len = parts.max_model_len
+        self.op_table = parts.op_table
+        self._eos_token_ids = parts.eos_token_ids
+        self._cache, self._scheduler, self._runner = parts.cache, parts.scheduler, parts.runner
+        self._trackers: dict[str, RequestTracker] = {}
+        self._ready: list[RequestOutput] = []
+        self._seeds = random.Random(config.seed) if config.seed is not None else None
+        self._num_added = self._num_steps = self._num_prompt_tokens = self._num_generated = 0
+
+    @property
+    def stats(self) -> EngineStats:
+        """Figures of this moment."""
+        scheduler = self._scheduler
+        return EngineStats(
+            num_requests_running=scheduler.num_running,
+            num_requests_waiting=scheduler.num_waiting,
+            kv_cache_usage=self._cache.usage,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generated,
+        )
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step would do or return anything."""
+        return self._scheduler.has_unfinished or bool(self._ready)
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        row_schedule: RowSchedule = RowSchedule(),  # noqa: B008 (frozen)
+        wants_prompt_logits: bool = False,
+        sink: TextSink | None = None,
+    ) -> str:
+        """Queue a request.
+
+        Args:
+            prompt: text, which gets BOS if it has none, or token ids, which are taken as they are.
+            request_id: must differ from those of unfinished requests; None makes one up.
+            sink: takes the generated ids (a chat parser); None for plain text.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            InvalidRequest: nothing was queued.
+        """
+        token_ids = self._token_ids(prompt)
+        limit = self.max_model_len + 1 if wants_prompt_logits else self.max_model_len
+        if len(token_ids) >= limit:
+            raise InvalidRequest(
+                "prompt", f"<{len(token_ids)} tokens>", f"must be shorter than max_model_len={limit} tokens to leave room for one more"
+            )
+        self._check_ids(params)
+        if sink is None and params.detokenize and self.tokenizer is not None:
+            sink = IncrementalDetokenizer(self.tokenizer, params)
+        if sink is None and params.stop:
+            raise InvalidRequest("stop", params.stop, "stop strings need a tokenizer, and this model folder has none")
+        request = Request(
+            request_id=request_id if request_id is not None else f"request-{self._num_added}",
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=self._seed(params),
+            max_total_tokens=limit,
+            eos_token_ids=self._eos_token_ids,
+            row_schedule=row_schedule,
+            wants_prompt_logits=wants_prompt_logits,
+        )
+        self._scheduler.add(request)
+        self._num_added += 1
+        text = prompt if isinstance(prompt, str) else None
+        tracker = RequestTracker(request, text, sink, self.model_config.text.vocab_size)
+        if request.is_finished:
+            self._ready.append(tracker.output())
+        else:
+            self._trackers[request.request_id] = tracker
+        return request.request_id
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its output, with what was generated so far, comes from the next step. Unknown ids are ignored."""
+        if self._scheduler.abort(request_id) is not None:
+            self._ready.append(self._trackers.pop(request_id).output())
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step.
+
+        Returns:
+            The requests that got a token or ended, text and ids cumulative.
+        """
+        outputs, self._ready = self._ready, []
+        scheduled = self._scheduler.schedule()
+        if not scheduled.rows:
+            return outputs
+        now = time.monotonic()
+        for assignment in scheduled.assignments:
+            metrics = self._trackers[assignment.request_id].metrics
+            metrics.first_scheduled_time = metrics.first_scheduled_time or now
+        result = self._runner.run(scheduled)
+        return outputs + self._update(scheduled, result)
+
+    def score(self, token_ids: Sequence[int], *, chunk: int | None = None, decode_from: int | None = None) -> torch.Tensor:
+        """Logits of every position, computed by the same path as generation.
+
+        Args:
+            chunk: rows of one step at most.
+            decode_from: positions from here on are fed one a step.
+
+        Returns:
+            float32 [tokens, vocab].
+
+        Raises:
+            InvalidRequest: for ids the model does not know, or too many.
+        """
+        for name, value in (("chunk", chunk), ("decode_from", decode_from)):
+            if value is not None and value < 1:
+                raise InvalidRequest(name, value, "must be at least 1")
+        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        schedule = RowSchedule(chunk, decode_from)
+        request_id = self.add(list(token_ids), params, row_schedule=schedule, wants_prompt_logits=True)
+        others: list[RequestOutput] = []
+        while True:
+            for output in self.step():
+                if output.request_id == request_id and output.finished:
+                    self._ready.extend(others)
+                    if output.prompt_logits is None or output.error is not None:
+                        raise InvalidRequest("token_ids", f"<{len(token_ids)} tokens>", output.error or "aborted")
+                    return output.prompt_logits
+                if output.request_id != request_id:
+                    others.append(output)
+
+    def close(self) -> None:
+        """Abort what is left and give up the memory of the caches."""
+        for request_id in list(self._trackers):
+            self.abort(request_id)
+        self._ready.clear()
+
+    def check_integrity(self) -> None:
+        """Compare scheduler and caches (tests). Raises AssertionError naming what is wrong."""
+        self._scheduler.check_integrity()
+
+    def _update(self, scheduled: SchedulerOutput, result: RunnerOutput) -> list[RequestOutput]:
+        self._num_steps += 1
+        rows_of = {rows.request_id: rows for rows in scheduled.rows}
+        outputs = []
+        for request in self._scheduler.update(scheduled, result):
+            request_id = request.request_id
+            rows, tracker = rows_of[request_id], self._trackers[request_id]
+            self._num_prompt_tokens += rows.num_rows - int(rows.samples and rows.num_rows == 1)
+            tracker.take_prompt_rows(
+                rows.start, result.prompt_logprobs.get(request_id, ()), result.prompt_logits.get(request_id)
+            )
+            sampled = result.sampled.get(request_id)
+            if sampled is not None:
+                self._num_generated += 1
+                tracker.take_token(sampled)
+                if tracker.stop_string is not None and not request.is_finished:
+                    self._scheduler.stop(request_id, tracker.stop_string)
+            if request.is_finished:
+                del self._trackers[request_id]
+            if sampled is not None or request.is_finished:
+                outputs.append(tracker.output())
+        return outputs
+
+    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InvalidRequest("prompt", prompt, "is text, but this model folder has no tokenizer; give token ids")
+            if not prompt:
+                raise InvalidRequest("prompt", prompt, "is empty; give at least one character")
+            return self.tokenizer.encode(prompt)
+        token_ids = list(prompt)
+        vocab_size = self.model_config.text.vocab_size
+        if not token_ids:
+            raise InvalidRequest("prompt", token_ids, "is empty; give at least one token id")
+        for position, token_id in enumerate(token_ids):
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+                raise InvalidRequest(f"prompt[{position}]", token_id, f"must be a token id in [0, {vocab_size - 1}]")
+        return token_ids
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        vocab_size = self.model_config.text.vocab_size
+        for token_id in params.stop_token_ids:
+            if token_id >= vocab_size:
+                raise InvalidRequest("stop_token_ids", token_id, f"must be a token id in [0, {vocab_size - 1}]")
+
+    def _seed(self, params: SamplingParams) -> int:
+        if params.seed is not None:
+            return params.seed & 0xFFFFFFFFFFFFFFFF
+        return self._seeds.getrandbits(64) if self._seeds is not None else secrets.randbits(64)

@@ -1,0 +1,26 @@
+"""Plain figures of a running engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot; counters run since the engine's start.
+
+    Attributes:
+        num_requests_running, num_requests_waiting: now.
+        kv_cache_usage: share of the cache blocks in use, 0 to 1.
+        num_preemptions, num_steps: so far.
+        num_prompt_tokens: rows computed for known tokens, recomputation included.
+        num_generation_tokens: tokens drawn.
+    """
+
+    num_requests_running: int
+    num_requests_waiting: int
+    kv_cache_usage: float
+    num_preemptions: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_generation_tokens: int
