@@ -47,7 +47,8 @@ class CSA2Attention:
         o = ops.sparse_attention(q, kv, ring, *self._shared_entries(step), self._sink, batch, self._window, rotary)
         # the ring holds what earlier rows of this step still read, so it is overwritten only now
         ops.write_rows(ring.view(-1, self._width), batch.window.dst, kv, batch.window.rows)
-        z = ops.grouped_linear(rounded(o).view(len(o), self._groups, -1), self._wo_a)
+        # wo_a takes its input unrounded: the trained model runs it in bf16 although its weights are FP8
+        z = ops.grouped_linear(o.view(len(o), self._groups, -1), self._wo_a)
         return ops.linear(rounded(z), self._wo_b)
 
     def _shared_entries(self, step: StepState) -> tuple[torch.Tensor | None, torch.Tensor | None]:

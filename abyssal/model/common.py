@@ -111,7 +111,7 @@ class RotaryTable:
 
     def __init__(self, inv_freq: torch.Tensor) -> None:
         """`inv_freq` float32 [rope_dim / 2], as the trained model holds it."""
-        self._inv_freq = inv_freq.double()
+        self._inv_freq = inv_freq
         empty = torch.empty(0, len(inv_freq))
         self._rows = RotaryRows(empty, empty)
 
@@ -122,7 +122,8 @@ class RotaryTable:
             return self._rows
         parts = [self._rows]
         for start in range(have, length, self.SPAN):
-            angles = torch.arange(start, start + self.SPAN, dtype=torch.float64).unsqueeze(1) * self._inv_freq
+            # the trained model's angles are float32 products; a closer product would be another function at far positions
+            angles = (torch.arange(start, start + self.SPAN, dtype=torch.float32).unsqueeze(1) * self._inv_freq).double()
             parts.append(RotaryRows(angles.cos().float(), angles.sin().float()))
         self._rows = RotaryRows(torch.cat([p.cos for p in parts]), torch.cat([p.sin for p in parts]))
         return self._rows
