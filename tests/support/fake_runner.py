@@ -1,0 +1,129 @@
+"""A model runner without a model: it checks what it is told to compute, and draws tokens that depend on every token fed.
+
+It keeps, for each state slot, what a real runner keeps (tokens, block table), and for each block what a real cache would hold
+(whose rows, how many). A row that is computed twice or skipped, a block that two requests write, a table that is too short or a
+token that got lost therefore fails an assertion or changes the tokens that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from abyssal.config.engine import BLOCK_TOKENS
+from abyssal.core.batch import RunnerOutput, SampledToken, ScheduledRows, SchedulerOutput, SlotAssignment
+
+_MASK = (1 << 64) - 1
+
+
+def extend_digest(digest: int, token_ids: Sequence[int]) -> int:
+    """Fold tokens into a 64-bit digest of all tokens before them."""
+    for token_id in token_ids:
+        digest = ((digest ^ token_id) * 0x9E3779B97F4A7C15 + 1) & _MASK
+    return digest
+
+
+def draw_token(digest: int, seed: int, vocab_size: int) -> int:
+    """The token that follows a prefix."""
+    return (extend_digest(digest, (seed,)) >> 32) % vocab_size
+
+
+def continuation(prompt_token_ids: Sequence[int], seed: int, vocab_size: int, num_tokens: int) -> list[int]:
+    """What a request generates if nothing stops it, computed without any scheduler."""
+    digest, output = extend_digest(0, prompt_token_ids), []
+    for _ in range(num_tokens):
+        output.append(draw_token(digest, seed, vocab_size))
+        digest = extend_digest(digest, output[-1:])
+    return output
+
+
+@dataclass
+class _Slot:
+    request_id: str
+    stay: int
+    tokens: list[int]
+    seed: int
+    table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    digest: int = 0
+
+
+class FakeRunner:
+    """Runs steps in the order given.
+
+    Attributes:
+        failing: ids of requests whose next step fails.
+        num_rows: rows computed so far.
+        assignments: (request id, known tokens) of every assignment so far.
+    """
+
+    def __init__(self, num_blocks: int, num_slots: int, vocab_size: int = 50) -> None:
+        self.vocab_size = vocab_size
+        self.failing: set[str] = set()
+        self.num_rows = 0
+        self.assignments: list[tuple[str, int]] = []
+        self._slots: list[_Slot | None] = [None] * num_slots
+        self._blocks: list[tuple[int, int]] = [(-1, 0)] * num_blocks
+
+    def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
+        """Check and compute one step."""
+        for assignment in scheduled.assignments:
+            self._assign(assignment)
+        self._check_step(scheduled)
+        sampled, errors = {}, {}
+        for rows in scheduled.rows:
+            token_id = self._compute(rows)
+            if rows.request_id in self.failing:
+                self.failing.discard(rows.request_id)
+                errors[rows.request_id] = "not a number in layer 3"
+            elif token_id is not None:
+                sampled[rows.request_id] = SampledToken(token_id)
+        return RunnerOutput(sampled=sampled, errors=errors)
+
+    def _assign(self, assignment: SlotAssignment) -> None:
+        stay = len(self.assignments)
+        self.assignments.append((assignment.request_id, len(assignment.token_ids)))
+        self._slots[assignment.state_slot] = _Slot(assignment.request_id, stay, list(assignment.token_ids), assignment.seed)
+
+    def _check_step(self, scheduled: SchedulerOutput) -> None:
+        slots = [rows.state_slot for rows in scheduled.rows]
+        assert len(set(slots)) == len(slots), f"two rows of one step share a slot: {slots}"
+        assigned = {a.request_id for a in scheduled.assignments}
+        assert assigned <= {rows.request_id for rows in scheduled.rows}, "a request got a slot but no rows"
+        blocks = [b for rows in scheduled.rows for b in (*self._slot_of(rows).table, *rows.new_block_ids)]
+        assert len(set(blocks)) == len(blocks), f"requests of one step share a block: {sorted(blocks)}"
+
+    def _slot_of(self, rows: ScheduledRows) -> _Slot:
+        slot = self._slots[rows.state_slot]
+        assert slot is not None, f"slot {rows.state_slot} was never assigned"
+        assert slot.request_id == rows.request_id, f"slot {rows.state_slot} is {slot.request_id}'s, not {rows.request_id}'s"
+        return slot
+
+    def _compute(self, rows: ScheduledRows) -> int | None:
+        slot, end = self._slot_of(rows), rows.start + rows.num_rows
+        assert rows.num_rows > 0, f"{rows.request_id} has no rows"
+        assert rows.start == slot.num_computed, f"{rows.request_id}: rows from {rows.start}, computed {slot.num_computed}"
+        assert end <= len(slot.tokens), f"{rows.request_id}: rows up to {end}, known tokens {len(slot.tokens)}"
+        assert rows.samples == (end == len(slot.tokens)), f"{rows.request_id}: samples={rows.samples} at {end}"
+        assert rows.first_new_block == len(slot.table), f"{rows.request_id}: table has {len(slot.table)} blocks"
+        slot.table.extend(rows.new_block_ids)
+        assert len(slot.table) * BLOCK_TOKENS >= end, f"{rows.request_id}: {len(slot.table)} blocks for {end} tokens"
+        self._read_and_write(slot, end)
+        slot.digest = extend_digest(slot.digest, slot.tokens[rows.start : end])
+        slot.num_computed = end
+        self.num_rows += rows.num_rows
+        if not rows.samples:
+            return None
+        slot.tokens.append(draw_token(slot.digest, slot.seed, self.vocab_size))
+        return slot.tokens[-1]
+
+    def _read_and_write(self, slot: _Slot, end: int) -> None:
+        for i, block_id in enumerate(slot.table):
+            first = i * BLOCK_TOKENS
+            num_before = min(max(slot.num_computed - first, 0), BLOCK_TOKENS)
+            num_after = min(max(end - first, 0), BLOCK_TOKENS)
+            if num_before:
+                held = self._blocks[block_id]
+                assert held == (slot.stay, num_before), f"{slot.request_id}: block {block_id} was written over: {held}"
+            if num_after:
+                self._blocks[block_id] = (slot.stay, num_after)
