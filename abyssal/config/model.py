@@ -5,7 +5,10 @@ Attribute names are the checkpoint's key names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -99,3 +102,21 @@ class ModelConfig:
     pad_token_id: int
     image_token_id: int
     expert_dtype: str
+
+    @classmethod
+    def from_json(cls, source: str | Path | Mapping[str, Any]) -> ModelConfig:
+        """Read and check a config.json, given as a file or as its content.
+
+        Raises:
+            ConfigError: listing every key that is missing or holds what this code does not support.
+        """
+        from .reader import read_json, read_model_config  # the reader builds this class
+
+        if isinstance(source, Mapping):
+            return read_model_config(source)
+        return read_model_config(read_json(Path(source)), str(source))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ModelConfig:
+        """Read and check the config.json of a model folder; errors as for `from_json`."""
+        return cls.from_json(Path(folder) / "config.json")
