@@ -47,10 +47,10 @@ class Loop:
         self.runner = fakes.FakeRunner(self.num_blocks, self.max_num_seqs)
 
     def step(self) -> SchedulerOutput:
-        """Schedule and run a step; take the results of the oldest one if `depth` steps are out."""
+        """Schedule and run a step; take results until fewer than `depth` steps are out."""
         scheduled = self.scheduler.schedule()
         self.pending.append((scheduled, self.runner.run(scheduled)))
-        if len(self.pending) == self.depth:
+        while len(self.pending) >= self.depth:
             self.update()
         return scheduled
 

@@ -311,6 +311,35 @@ def test_scheduling_ahead_goes_on_with_prompts_and_passes_over_unknown_tokens(ma
     assert rows_by_id(loop.step()) == {"r0": 1, "r1": 1}
 
 
+def test_scheduling_ahead_admits_no_more_than_can_decode_together(make_loop, make_request, expected_output):
+    loop = make_loop(max_num_batched_tokens=3, depth=9)
+    requests = [make_request(1, 4) for _ in range(7)]
+    add_all(loop, *requests)
+    assert [len(loop.step().rows) for _ in range(2)] == [3, 0]
+    loop.update()
+    assert len(loop.step().rows) == 3
+    loop.depth = 2
+    loop.drain()
+    assert all(request.output_token_ids == expected_output(request, 4) for request in requests)
+
+
+def test_a_request_sent_back_in_a_step_has_no_rows_in_it(make_loop, make_request, expected_output):
+    loop = make_loop(num_blocks=4, max_num_batched_tokens=1000, depth=9)
+    older, old = make_request(128, 9), make_request(128, 9)
+    add_all(loop, older, old)
+    loop.step()
+    young = make_request(1, 9)
+    loop.scheduler.add(young)
+    assert rows_by_id(loop.step()) == {young.request_id: 1}
+    loop.update()
+    assert rows_by_id(loop.step()) == {older.request_id: 1, old.request_id: 1}
+    assert young.status is RequestStatus.PREEMPTED
+    loop.scheduler.check_integrity()
+    loop.depth = 2
+    loop.drain()
+    assert young.output_token_ids == expected_output(young, 9)
+
+
 def test_late_results_do_not_reach_a_new_request_with_the_same_id(make_loop, make_request, expected_output):
     loop = make_loop(depth=9)
     loop.scheduler.add(make_request(4, 9, request_id="x"))

@@ -1,7 +1,7 @@
 """Ten thousand random events on pools far too small, with everything that must hold checked after each of them.
 
-The fake runner checks rows, tables and block contents; here the queues, the budget, the order and the outputs are checked. What
-a request must have generated is computed without a scheduler, from its prompt and seed.
+The fake runner checks rows, tables and block contents; here the queues, the budget, the order and the outputs are checked.
+What a request must have generated is computed without a scheduler, from its prompt and seed.
 """
 
 import random
@@ -18,7 +18,7 @@ STOPPED_OUTSIDE = "outside"
 
 
 class Simulation:
-    """Random arrivals, aborts, stops, failures and steps. Many prompts nearly fill a block, so that all soon want another."""
+    """Random arrivals, aborts, stops, failures and steps. Many prompts nearly fill a block, and soon want another."""
 
     def __init__(self, loop, make_request, seed, longest_prompt):
         self.loop, self.make_request, self.longest_prompt = loop, make_request, longest_prompt

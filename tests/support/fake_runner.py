@@ -1,8 +1,8 @@
 """A model runner without a model: it checks what it is told to compute, and draws tokens that depend on every token fed.
 
-It keeps, for each state slot, what a real runner keeps (tokens, block table), and for each block what a real cache would hold
-(whose rows, how many). A row that is computed twice or skipped, a block that two requests write, a table that is too short or a
-token that got lost therefore fails an assertion or changes the tokens that follow.
+It keeps, for each state slot, what a real runner keeps (tokens, block table), and for each block what a real cache would
+hold (whose rows, how many). A row that is computed twice or skipped, a block that two requests write, a table that is too
+short or a token that got lost therefore fails an assertion or changes the tokens that follow.
 """
 
 from __future__ import annotations
