@@ -38,7 +38,13 @@ class Engine:
     """
 
     def __init__(
-        self, model: str | Path, config: EngineConfig, *, revision: str | None = None, assume_yes: bool = True
+        self,
+        model: str | Path,
+        config: EngineConfig,
+        *,
+        revision: str | None = None,
+        assume_yes: bool = True,
+        shuffle_seed: int | None = None,
     ) -> None:
         """Load a model.
 
@@ -46,17 +52,19 @@ class Engine:
             model: a folder, a hub id, or `flash`.
             revision: of a hub model.
             assume_yes: download without asking.
+            shuffle_seed: hand out cache blocks and slots in a random order (tests).
 
         Raises:
             AbyssalError: of the kind that says what is wrong with the model, the settings, or the machine.
         """
-        parts = launch(model, config, revision=revision, assume_yes=assume_yes)
+        parts = launch(model, config, revision=revision, assume_yes=assume_yes, shuffle_seed=shuffle_seed)
         self.config, self.model_config = parts.config, parts.model_config
         self.tokenizer, self.chat = parts.tokenizer, parts.chat
         self.max_model_len = parts.max_model_len
         self.op_table = parts.op_table
         self._eos_token_ids = parts.eos_token_ids
-        self._cache, self._scheduler, self._runner = parts.cache, parts.scheduler, parts.runner
+        self._cache, self._storage = parts.cache, parts.storage
+        self._scheduler, self._runner = parts.scheduler, parts.runner
         self._trackers: dict[str, RequestTracker] = {}
         self._ready: list[RequestOutput] = []
         self._seeds = random.Random(config.seed) if config.seed is not None else None
@@ -196,6 +204,10 @@ class Engine:
     def check_integrity(self) -> None:
         """Compare scheduler and caches (tests). Raises AssertionError naming what is wrong."""
         self._scheduler.check_integrity()
+
+    def fill_caches(self, value: float) -> None:
+        """Overwrite all cache rows (tests: what was not written must not be read)."""
+        self._storage.fill(value)
 
     def _update(self, scheduled: SchedulerOutput, result: RunnerOutput) -> list[RequestOutput]:
         self._num_steps += 1

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from ..config.engram_hash import engram_multipliers, engram_offsets, engram_primes
+from ..config.model import TextConfig
 from ..ops.engram import EngramHash
 from .common import ModelContext, StepState
 
@@ -17,7 +18,7 @@ class Engram:
         """`token_map` int64 [V]: raw id to compressed id."""
         config, weights = ctx.config, ctx.weights
         self._ctx, self._ops, self._eps = ctx, ctx.ops, config.rms_norm_eps
-        self._hash = engram_hash(ctx, layer_id, token_map)
+        self._hash = engram_hash(config, layer_id, token_map)
         self._table = weights.engram_table(f"{prefix}.embed")
         self._wkv = ctx.linear(f"{prefix}.wkv")
         # both act as norm weights inside one product, so they may be folded
@@ -31,13 +32,13 @@ class Engram:
         return self._ops.engram_gate(h, key_value.view(len(h), h.shape[1] + 1, -1), self._weight, self._eps)
 
 
-def engram_hash(ctx: ModelContext, layer_id: int, token_map: torch.Tensor) -> EngramHash:
-    """The constants of one layer's hash."""
-    index = ctx.config.engram_layer_ids.index(layer_id)
+def engram_hash(config: TextConfig, layer_id: int, token_map: torch.Tensor) -> EngramHash:
+    """The constants of one layer's hash; `token_map` int64 [V], raw id to compressed id."""
+    index = config.engram_layer_ids.index(layer_id)
     return EngramHash(
         token_map=token_map,
-        pad=int(token_map[ctx.config.engram_pad_token_id]),
-        multipliers=torch.from_numpy(np.asarray(engram_multipliers(ctx.config, layer_id), dtype=np.int64)),
-        primes=torch.from_numpy(np.asarray(engram_primes(ctx.config)[index], dtype=np.int64)),
-        offsets=torch.from_numpy(np.asarray(engram_offsets(ctx.config)[index], dtype=np.int64)),
+        pad=int(token_map[config.engram_pad_token_id]),
+        multipliers=torch.from_numpy(np.asarray(engram_multipliers(config, layer_id), dtype=np.int64)),
+        primes=torch.from_numpy(np.asarray(engram_primes(config)[index], dtype=np.int64)),
+        offsets=torch.from_numpy(np.asarray(engram_offsets(config)[index], dtype=np.int64)),
     )

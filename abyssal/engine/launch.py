@@ -1,0 +1,117 @@
+"""Assembles an engine's parts from a model folder: configuration, weights, model, caches, scheduler, text."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..backends.cpu.table import cpu_table
+from ..cache.manager import CacheManager
+from ..cache.spec import CacheSpec
+from ..cache.storage import CacheStorage
+from ..config.engine import EngineConfig, Numerics
+from ..config.model import ModelConfig
+from ..config.topology import Topology
+from ..loading.open import open_weights
+from ..loading.resolve import resolve_model
+from ..model.common import ModelContext
+from ..model.flash import FlashModel
+from ..ops.registry import OpTable
+from ..plan.resolve import resolve
+from ..runner.input_batch import BatchGeometry
+from ..runner.model_runner import ModelRunner
+from ..scheduler.scheduler import Scheduler
+from ..text.chat import ChatTemplate
+from ..text.tokenizer import TOKENIZER_FILE, Tokenizer, eos_token_ids
+from ..text.vocabulary import token_map_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Everything an engine drives. `config` has no "auto" left."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+    chat: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    op_table: OpTable
+    cache: CacheManager
+    storage: CacheStorage
+    scheduler: Scheduler
+    runner: ModelRunner
+
+
+def launch(
+    model: str | Path,
+    config: EngineConfig,
+    *,
+    revision: str | None = None,
+    assume_yes: bool = True,
+    shuffle_seed: int | None = None,
+) -> EngineParts:
+    """Find, check and load a model. Arguments as in `Engine`.
+
+    Raises:
+        AbyssalError: before anything large is read, if the model or the settings cannot work.
+    """
+    folder = resolve_model(model, revision=revision, assume_yes=assume_yes)
+    model_config = ModelConfig.load(folder)
+    topology = Topology.of(model_config.text)
+    config = resolve(model_config, config)
+    assert config.num_blocks is not None and config.num_threads is not None, "resolve() decides both"
+    torch.set_num_threads(config.num_threads)
+    op_table = cpu_table(config.backend, config.num_threads)
+    tokenizer = _tokenizer(folder, model_config, config)
+    spec = CacheSpec.of(model_config.text, topology)
+    cache = CacheManager(config.num_blocks, config.max_num_seqs, shuffle_seed=shuffle_seed)
+    max_model_len = min(config.max_model_len or model_config.text.max_position_embeddings, cache.capacity_tokens)
+    storage = CacheStorage(spec, config.num_blocks, config.max_num_seqs)
+    geometry = BatchGeometry.of(
+        spec, topology, config.max_num_seqs, max_model_len, model_config.text.engram_max_ngram_size
+    )
+    flash = _load_model(folder, model_config, topology, config, op_table)
+    return EngineParts(
+        config=config,
+        model_config=model_config,
+        tokenizer=tokenizer,
+        chat=ChatTemplate(tokenizer) if tokenizer is not None else None,
+        eos_token_ids=eos_token_ids(folder, model_config),
+        max_model_len=max_model_len,
+        op_table=op_table,
+        cache=cache,
+        storage=storage,
+        scheduler=Scheduler(cache, config.max_num_seqs, config.max_num_batched_tokens),
+        runner=ModelRunner(flash, storage, geometry),
+    )
+
+
+def _tokenizer(folder: Path, model_config: ModelConfig, config: EngineConfig) -> Tokenizer | None:
+    """The folder's tokenizer. A model made up from its configuration alone may go without."""
+    if config.load_format == "dummy" and not (folder / TOKENIZER_FILE).is_file():
+        log.warning("%s has no %s: prompts are token ids, and Engram hashes raw ids", folder, TOKENIZER_FILE)
+        return None
+    return Tokenizer.from_folder(folder, model_config)
+
+
+def _load_model(
+    folder: Path, model_config: ModelConfig, topology: Topology, config: EngineConfig, op_table: OpTable
+) -> FlashModel:
+    weights = open_weights(folder, model_config, config)
+    held_as = config.weights
+    assert held_as != "auto", "resolve() decides how weights are held"
+    context = ModelContext(model_config.text, Numerics.parse(config.numerics), op_table, held_as, weights)
+
+    def on_layer(layer: int) -> None:
+        log.info("layer %d of %d loaded", layer + 1, len(topology.layers))
+        if held_as == "decoded":
+            weights.release()
+
+    token_map = torch.from_numpy(token_map_of(folder, model_config.text))
+    return FlashModel(context, topology, token_map, on_layer)
