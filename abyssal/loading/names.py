@@ -1,6 +1,7 @@
 """Every tensor of a checkpoint, from its configuration alone: names, shapes, dtypes, and what each is for.
 
-Linear weights are [out, in]. The scale of `<name>.weight` is `<name>.scale`. Nothing here imports torch.
+Linear weights are [out, in]. The scale of `<name>.weight` is `<name>.scale` and follows it. The order is that of use in a
+forward; random checkpoints are drawn in it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -101,8 +102,16 @@ def _globals(text: TextConfig) -> Named:
 
 def _layer(text: TextConfig, plan: LayerPlan) -> Named:
     prefix = f"layers.{plan.layer_id}"
-    yield from _block(text, prefix, text.n_routed_experts, "text")
-    attn = f"{prefix}.attn"
+    yield from _mixing(text, prefix, "text")
+    yield from _attention(text, f"{prefix}.attn", "text")
+    yield from _selection(text, plan, f"{prefix}.attn")
+    yield from _experts(text, f"{prefix}.ffn", text.n_routed_experts, "text")
+    if plan.engram_index is not None:
+        yield from _engram(text, f"{prefix}.engram", text.engram_num_embeddings[plan.engram_index])
+
+
+def _selection(text: TextConfig, plan: LayerPlan, attn: str) -> Named:
+    """What source layers have beside plain attention."""
     if plan.owns_compressed:
         yield from _compressor(text, attn, gated=plan.ratio > 1)
     if plan.selects:
@@ -110,57 +119,57 @@ def _layer(text: TextConfig, plan: LayerPlan) -> Named:
         yield from _fp8(f"{attn}.indexer.wq_b", out, text.q_lora_rank, "indexer", "text")
         shape = (text.index_n_heads, text.hidden_size)
         yield f"{attn}.indexer.weights_proj.weight", TensorSpec(("BF16",), shape, "indexer")
-    if plan.engram_index is not None:
-        yield from _engram(text, f"{prefix}.engram", text.engram_num_embeddings[plan.engram_index])
 
 
-def _block(text: TextConfig, prefix: str, num_experts: int, part: Part) -> Named:
-    """What layers and draft stages have in common."""
-    mark = "" if part == "text" else "draft_"
+def _mark(part: Part) -> str:
+    """Prefix of kinds: draft stages are counted apart."""
+    return "" if part == "text" else "draft_"
+
+
+def _mixing(text: TextConfig, prefix: str, part: Part) -> Named:
+    """Norms and hyper-connections of a layer or a draft stage."""
     hidden, streams = text.hidden_size, text.hc_mult
-    for site in ("attn", "ffn"):
-        yield f"{prefix}.{site}_norm.weight", TensorSpec(NARROW, (hidden,), f"{mark}norms", part)
-    yield from _attention(text, f"{prefix}.attn", mark, part)
     mixes = (2 + streams) * streams
     for site in ("attn", "ffn"):
+        yield f"{prefix}.{site}_norm.weight", TensorSpec(NARROW, (hidden,), f"{_mark(part)}norms", part)
+    for site in ("attn", "ffn"):
         for name, shape in (("fn", (mixes, streams * hidden)), ("base", (mixes,)), ("scale", (3,))):
-            yield f"{prefix}.hc_{site}_{name}", TensorSpec(("F32",), shape, f"{mark}hyper_connections", part)
-    yield from _experts(text, f"{prefix}.ffn", num_experts, mark, part)
+            yield f"{prefix}.hc_{site}_{name}", TensorSpec(("F32",), shape, f"{_mark(part)}hyper_connections", part)
 
 
-def _attention(text: TextConfig, attn: str, mark: str, part: Part) -> Named:
-    hidden, heads = text.hidden_size, text.num_attention_heads
+def _attention(text: TextConfig, attn: str, part: Part) -> Named:
+    hidden, heads_width = text.hidden_size, text.num_attention_heads * text.head_dim
     low_rank_out = text.o_groups * text.o_lora_rank
-    yield f"{attn}.q_norm.weight", TensorSpec(NARROW, (text.q_lora_rank,), f"{mark}norms", part)
-    yield f"{attn}.kv_norm.weight", TensorSpec(NARROW, (text.head_dim,), f"{mark}norms", part)
-    yield f"{attn}.attn_sink", TensorSpec(("F32",), (heads,), f"{mark}sinks", part)
-    for name, rows, columns in (
-        ("wq_a", text.q_lora_rank, hidden),
-        ("wq_b", heads * text.head_dim, text.q_lora_rank),
-        ("wkv", text.head_dim, hidden),
-        ("wo_a", low_rank_out, heads * text.head_dim // text.o_groups),
-        ("wo_b", hidden, low_rank_out),
-    ):
-        yield from _fp8(f"{attn}.{name}", rows, columns, f"{mark}attention", part)
+    kind, norms = f"{_mark(part)}attention", f"{_mark(part)}norms"
+    yield f"{attn}.attn_sink", TensorSpec(("F32",), (text.num_attention_heads,), f"{_mark(part)}sinks", part)
+    yield from _fp8(f"{attn}.wq_a", text.q_lora_rank, hidden, kind, part)
+    yield f"{attn}.q_norm.weight", TensorSpec(NARROW, (text.q_lora_rank,), norms, part)
+    yield from _fp8(f"{attn}.wq_b", heads_width, text.q_lora_rank, kind, part)
+    yield from _fp8(f"{attn}.wkv", text.head_dim, hidden, kind, part)
+    yield f"{attn}.kv_norm.weight", TensorSpec(NARROW, (text.head_dim,), norms, part)
+    yield from _fp8(f"{attn}.wo_a", low_rank_out, heads_width // text.o_groups, kind, part)
+    yield from _fp8(f"{attn}.wo_b", hidden, low_rank_out, kind, part)
 
 
-def _experts(text: TextConfig, ffn: str, num_experts: int, mark: str, part: Part) -> Named:
-    hidden, inner = text.hidden_size, text.moe_intermediate_size
+def _experts(text: TextConfig, ffn: str, num_experts: int, part: Part) -> Named:
+    hidden, inner, mark = text.hidden_size, text.moe_intermediate_size, _mark(part)
     yield f"{ffn}.gate.weight", TensorSpec(NARROW, (num_experts, hidden), f"{mark}gates", part)
     for name in ("bias", "bias_vl"):
         yield f"{ffn}.gate.{name}", TensorSpec(("F32",), (num_experts,), f"{mark}gates", part)
     matrices = (("w1", inner, hidden), ("w3", inner, hidden), ("w2", hidden, inner))
-    for name, rows, columns in matrices:
-        yield from _fp8(f"{ffn}.shared_experts.{name}", rows, columns, f"{mark}shared_experts", part)
     for expert in range(num_experts):
         for name, rows, columns in matrices:
             yield from _fp4(f"{ffn}.experts.{expert}.{name}", rows, columns, f"{mark}experts", part)
+    for name, rows, columns in matrices:
+        yield from _fp8(f"{ffn}.shared_experts.{name}", rows, columns, f"{mark}shared_experts", part)
 
 
 def _compressor(text: TextConfig, attn: str, *, gated: bool) -> Named:
-    for name in ("wkv", "wgate") if gated else ("wkv",):
-        yield f"{attn}.compressor.{name}.weight", TensorSpec(("BF16",), (text.head_dim, text.hidden_size), "compressors")
+    projection = TensorSpec(("BF16",), (text.head_dim, text.hidden_size), "compressors")
+    yield f"{attn}.compressor.wkv.weight", projection
     yield f"{attn}.compressor.norm.weight", TensorSpec(NARROW, (text.head_dim,), "compressors")
+    if gated:
+        yield f"{attn}.compressor.wgate.weight", projection
     yield f"{attn}.indexer.wk.weight", TensorSpec(("BF16",), (text.index_head_dim, text.head_dim), "indexer")
     yield f"{attn}.indexer.k_norm.weight", TensorSpec(NARROW, (text.index_head_dim,), "indexer")
 
@@ -177,7 +186,9 @@ def _engram(text: TextConfig, engram: str, rows: int) -> Named:
 
 def _draft_stage(text: TextConfig, stage: int) -> Named:
     prefix, kind, hidden = f"mtp.{stage}", "draft_extras", text.hidden_size
-    yield from _block(text, prefix, text.dspark_n_routed_experts, "draft")
+    yield from _mixing(text, prefix, "draft")
+    yield from _attention(text, f"{prefix}.attn", "draft")
+    yield from _experts(text, f"{prefix}.ffn", text.dspark_n_routed_experts, "draft")
     if stage == 0:
         yield from _fp8(f"{prefix}.main_proj", hidden, hidden * len(text.dspark_target_layer_ids), kind, "draft")
         yield f"{prefix}.main_norm.weight", TensorSpec(NARROW, (hidden,), kind, "draft")

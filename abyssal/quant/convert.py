@@ -126,12 +126,15 @@ def exponent_for(amax: torch.Tensor, limit: float) -> torch.Tensor:
 
 
 def _scaled(groups: torch.Tensor, dims: tuple[int, ...], limit: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Groups over `dims` divided by their power-of-two scale, and the scale bytes."""
-    exponent = exponent_for(groups.abs().amax(dims, keepdim=True), limit)
-    # ldexp multiplies by 2^-e as float32, which is not finite for the least exponents: two steps
-    half = torch.div(exponent, 2, rounding_mode="floor")
-    scaled = torch.ldexp(torch.ldexp(groups, -half), half - exponent)
-    return scaled, (exponent + 127).to(torch.uint8)
+    """Groups over `dims` divided by their power-of-two scale, and the scale bytes.
+
+    The exponent is the ceiling of the logarithm as float32: a maximum that exceeds the limit by its last bit is rounded down
+    to it rather than given twice the scale.
+    """
+    amax = groups.abs().amax(dims, keepdim=True)
+    exponent = torch.ceil(torch.log2((amax / limit).double()).float()).clamp(-127, 127).to(torch.int32)
+    scale = (exponent + 127).to(torch.uint8)
+    return groups / decode_scales(scale), scale
 
 
 def encode_fp8_tiles(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
