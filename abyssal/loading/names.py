@@ -29,6 +29,9 @@ DTYPE_BYTES = {
 }
 """Bytes of an element, by the name that safetensors gives its dtype."""
 
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
 GROUP = 32
 """Elements that share a scale."""
 

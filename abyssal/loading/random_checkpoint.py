@@ -20,9 +20,8 @@ from ..config.engram_hash import hash_primes
 from ..config.model import ModelConfig
 from ..core.errors import ConfigError
 from ..text.vocabulary import compressed_token_map
-from .names import expected_tensors
+from .names import INDEX_FILE, expected_tensors
 from .random_values import draw_stored
-from .safetensors import INDEX_FILE
 
 SPECIAL_TOKENS = (
     "<｜begin▁of▁sentence｜>",

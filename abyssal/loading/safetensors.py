@@ -17,11 +17,9 @@ import torch
 from ..config.model import ModelConfig
 from ..core.errors import CheckpointError
 from .header import read_header
-from .names import TensorSpec, expected_tensors
+from .names import INDEX_FILE, SINGLE_FILE, TensorSpec, expected_tensors
 from .source import TensorEntry, TensorRows
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 PREFIX = "model."
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
