@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,8 @@ def _read_line(interactive: bool) -> str | None:
     if not interactive:
         line = sys.stdin.readline()
         return line.rstrip("\r\n") if line else None
-    import readline  # noqa: F401  (makes input() editable)
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (makes input() editable)
 
     try:
         return input("> ")

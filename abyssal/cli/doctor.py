@@ -14,6 +14,8 @@ from typing import Any
 from .. import __version__
 from ..config import env
 from ..config.engine import EngineConfig
+from ..plan.machine import Machine
+from ..plan.units import readable
 from . import arguments
 
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "deepseek-recipe", "huggingface_hub")
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from ..backends.cpu.table import cpu_table
     from ..ops.registry import explain
 
-    threads = config.num_threads or available_cpus()
+    threads = config.num_threads or Machine.this().num_processors
     rows = explain(cpu_table(config.backend, threads))
     _print_table(f"backend cpu, {threads} threads: op and who implements it", rows)
     return 0
@@ -58,31 +60,18 @@ def machine() -> Rows:
     """System, processor, memory and caches."""
     import torch
 
-    gib = 2**30
-    total, free = memory_bytes()
+    here = Machine.this()
     return [
         ("system", platform.platform()),
         ("processor", _cpu_info("model name") or platform.machine()),
-        ("cpus usable", f"{available_cpus()} of {os.cpu_count()}"),
+        ("processors usable", f"{here.num_processors} of {os.cpu_count()}"),
         ("torch vectors", torch.backends.cpu.get_cpu_capability()),
         ("cpu features", " ".join(f for f in CPU_FEATURES if f in cpu_flags()) or "unknown"),
         ("torch threads", str(torch.get_num_threads())),
-        ("memory", "unknown" if total is None else f"{total / gib:.1f} GiB, {(free or 0) / gib:.1f} GiB available"),
+        ("memory usable", readable(here.memory_bytes)),
         ("cuda", ", ".join(_cuda_devices()) or "none"),
         ("cache folder", str(env.cache_dir())),
     ]
-
-
-def available_cpus() -> int:
-    """Processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_bytes() -> tuple[int | None, int | None]:
-    """(total, available) memory of the machine; None where the system does not say."""
-    values = dict(_colon_lines(Path("/proc/meminfo")))
-    found = [int(values[key].split()[0]) * 1024 if key in values else None for key in ("MemTotal", "MemAvailable")]
-    return found[0], found[1]
 
 
 def cpu_flags() -> frozenset[str]:

@@ -32,8 +32,7 @@ class Tokenizer:
         """
         if not path.is_file():
             raise CheckpointError(
-                f"no tokenizer: {path} does not exist. Put the tokenizer.json released with the checkpoint there, "
-                "or give prompts as token ids with detokenize=False"
+                f"no tokenizer: {path} does not exist. Put the {TOKENIZER_FILE} released with the checkpoint there"
             )
         try:
             self._json = path.read_text(encoding="utf-8")
