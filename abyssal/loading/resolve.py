@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -151,7 +150,9 @@ def _explained(hub_id: str, revision: str | None, ask: Callable[[], Any]) -> Any
 
 
 def _ways_out(hub_id: str) -> str:
-    offline = "unset HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "set HF_HUB_OFFLINE=1 once the cache has it"
+    from huggingface_hub import constants
+
+    offline = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "set HF_HUB_OFFLINE=1 once the cache has it"
     return (
         f"Either give the path of a folder that holds the model; or run `hf download {hub_id}` where there is a network, "
         f"with HF_HOME or HF_HUB_CACHE naming a cache that this machine sees; or {offline}"
