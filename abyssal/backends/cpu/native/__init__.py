@@ -1,0 +1,73 @@
+"""Fused C++ kernels behind the CPU's op table.
+
+`src/` is compiled when the package is installed (see setup.py), once for each instruction set, into libraries beside this
+file; the best one that the processor can run is loaded. They need neither torch nor Python: tensors are passed as addresses.
+Every result is the same for any number of threads and for any other rows in the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .kernels import Kernels, declare
+
+VARIANTS = {
+    "x86_64": (("x86_64_v4", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}), ("x86_64_v3", {"avx2", "fma", "bmi2"})),
+    "aarch64": (("aarch64", set[str]()),),
+}
+"""Libraries by machine, best first, and the processor flags that each needs."""
+
+
+def library_path(variant: str) -> Path:
+    """Where the library of an instruction set lies if it was built."""
+    return Path(__file__).parent / f"libabyssal_{variant}.so"
+
+
+def processor_flags() -> set[str]:
+    """Instruction sets that the processor and the system offer, by the kernel's names."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+
+
+def runnable_variants() -> list[str]:
+    """Instruction sets of this processor that libraries are built for, best first."""
+    flags = processor_flags()
+    return [name for name, needed in VARIANTS.get(platform.machine(), ()) if needed <= flags]
+
+
+@cache
+def load(variant: str | None = None) -> ctypes.CDLL | None:
+    """The library of an instruction set, or the best one that this processor runs; None if there is none."""
+    for name in [variant] if variant else runnable_variants():
+        path = library_path(name)
+        if path.is_file():
+            library = ctypes.CDLL(str(path))
+            declare(library)
+            return library
+    return None
+
+
+def why_missing() -> str:
+    """Why `load` found nothing, for a message."""
+    variants = runnable_variants()
+    if not variants:
+        return f"there is no native library for this processor ({platform.machine()}; x86-64 needs AVX2 and FMA)"
+    return "no native library was built when the package was installed; install it again where a C++ compiler is on PATH"
+
+
+def entries(library: ctypes.CDLL, num_threads: int) -> dict[str, Callable[..., Any]]:
+    """Entries of the op table.
+
+    Args:
+        num_threads: threads that the kernels of this process use from now on.
+    """
+    library.abyssal_set_num_threads(num_threads)
+    return Kernels(library).entries()
