@@ -16,7 +16,7 @@ from ..core.errors import ConfigError
 from ..core.outputs import RequestOutput
 from ..core.sampling_params import SamplingParams
 from . import arguments
-from .terminal import GrowingText, dim
+from .terminal import GrowingText, dim, on_terminal
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -118,8 +118,8 @@ def _print_texts(outputs: Iterable[RequestOutput], *, titled: bool) -> int:
             status = _complain(index, output)
             continue
         if titled:
-            print(dim(f"[{index}] {output.prompt}"))
-        print(output.outputs[0].text, flush=True)
+            print(dim(on_terminal(f"[{index}] {output.prompt}")))
+        print(on_terminal(output.outputs[0].text), flush=True)
     return status
 
 

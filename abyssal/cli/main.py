@@ -1,6 +1,7 @@
 """Entry point of the command line: parses, dispatches, and turns errors into one message and an exit status.
 
-Exit status: 0 done, 2 wrong input (one message on stderr, no traceback), 130 interrupted, 141 the reader of the output left.
+Exit status: 0 done; 1 a plan does not fit; 2 wrong input (one message on stderr, no traceback); 130 interrupted; 141 the
+reader of the output left.
 """
 
 from __future__ import annotations

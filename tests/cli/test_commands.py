@@ -198,3 +198,33 @@ def test_doctor_names_versions_and_every_op(capsys: pytest.CaptureFixture[str]) 
     for name in OpTable.__dataclass_fields__:
         assert f"\n  {name} " in shown
     assert "abyssal.backends.cpu.hyper_connection." in shown
+
+
+def test_plan_of_the_released_model_needs_nothing_but_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "flash", "--memory", "24GiB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert sum(c["num_tensors"] for c in plan["weights"]) == 96_085
+    assert sum(c["stored_bytes"] for c in plan["weights"]) == 510_286_023_000
+    assert plan["memory_bytes"] == 24 * 2**30
+    assert plan["held_as"] == "packed"
+    assert plan["fits"]
+
+
+def test_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "flash", "--memory", "80GB", "--devices", "2"]) == 1
+    assert "Does not fit: " in capsys.readouterr().out
+
+
+def test_plan_reads_a_config_file(micro: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", f"{micro}/config.json", "--max-num-seqs", "3", "--memory", "2GB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["max_num_seqs"] == 3
+
+
+def test_inspect(micro: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--model", micro, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    index = json.loads(Path(micro, "model.safetensors.index.json").read_text())
+    assert shown["num_tensors"] == len(index["weight_map"])
+    assert [layer["layer"] for layer in shown["layers"]] == list(range(8))
+    assert main(["inspect", "--model", micro]) == 0
+    assert "compresses" in capsys.readouterr().out
