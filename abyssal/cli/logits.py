@@ -38,13 +38,17 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: folder {out.parent} does not exist")
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from ..llm import LLM
 
     with LLM(model, revision=args.revision, assume_yes=args.yes, **settings) as llm:
         logits = llm.score(token_ids, chunk=args.chunk, decode_from=args.decode_from)
-    save_file({"logits": logits.contiguous()}, str(out))
+    try:
+        save_file({"logits": logits.contiguous()}, str(out))
+    except SafetensorError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error}") from error
     print(f"{out}: logits, float32 {list(logits.shape)}")
     return 0
 

@@ -56,4 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is still buffered would fail again when the interpreter closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if env.debug() or error.filename is None:
+            raise
+        print(f"abyssal: error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     return status

@@ -162,6 +162,12 @@ def test_logits_of_ids_outside_the_vocabulary(micro: str, capsys: pytest.Capture
     assert not (tmp_path / "out").exists()
 
 
+def test_logits_to_a_place_that_cannot_be_written(micro: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text("[1, 2]")
+    assert main(["logits", "--model", micro, "--input-ids", str(tmp_path / "in.json"), "--out", str(tmp_path)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_bench_offline_ends_with_json(micro: str, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ["--input-len", "20", "--output-len", "3", "--concurrency", "2", "--num-prompts", "3"]
     assert main(["bench", "offline", "--model", micro, *lengths]) == 0

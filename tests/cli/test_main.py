@@ -128,6 +128,14 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_files_that_cannot_be_opened_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "run", failing_with(PermissionError(13, "Permission denied", "some/file")))
+    assert main(["generate", "x"]) == 2
+    assert capsys.readouterr().err == "abyssal: error: some/file: Permission denied\n"
+
+
 def test_a_bug_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "run", failing_with(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
