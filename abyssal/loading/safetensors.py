@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,6 +34,30 @@ _TORCH_DTYPES = {
     "BF16": torch.bfloat16,
     "F32": torch.float32,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class MappedRows:
+    """Rows of a byte tensor in a file."""
+
+    data: torch.Tensor
+    descriptor: int
+    offset: int
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows by index: int64 [M] to uint8 [M, W].
+
+        The pages are asked for before any is read, so that the disk serves them side by side and not one by one.
+        """
+        width, page = self.data.shape[1], mmap.PAGESIZE
+        first = rows * width + self.offset
+        pages = torch.cat((first // page, (first + (width - 1)) // page))
+        for number in set(pages.tolist()) if hasattr(os, "posix_fadvise") else ():
+            os.posix_fadvise(self.descriptor, number * page, page, os.POSIX_FADV_WILLNEED)
+        return self.data.index_select(0, rows)
+
+    def in_memory(self) -> TensorRows:
+        return TensorRows(self.data.clone())
 
 
 class Checkpoint:
@@ -122,13 +149,15 @@ class Checkpoint:
             data = data.clone()  # an element may not straddle its natural boundary
         return data.view(dtype).view(entry.shape)
 
-    def rows(self, name: str) -> TensorRows:
+    def rows(self, name: str) -> MappedRows:
         entry = self._entries[name]
-        page = mmap.PAGESIZE
-        start = entry.offset // page * page
+        start = entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
         # read-ahead would fetch a hundred rows for each that is wanted
         self._map(entry.shard).madvise(mmap.MADV_RANDOM, start, entry.offset + entry.num_bytes - start)
-        return TensorRows(self.tensor(name))
+        descriptor = os.open(self.folder / entry.shard, os.O_RDONLY)
+        reader = MappedRows(self.tensor(name), descriptor, entry.offset)
+        weakref.finalize(reader, os.close, descriptor)
+        return reader
 
     def release(self) -> None:
         for mapped in self._maps.values():

@@ -68,7 +68,7 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Rows of a tensor that is at hand, in memory or as a map."""
+    """Rows of a tensor in memory."""
 
     data: torch.Tensor
 
@@ -76,4 +76,4 @@ class TensorRows:
         return self.data.index_select(0, rows)
 
     def in_memory(self) -> TensorRows:
-        return TensorRows(self.data.clone())
+        return self

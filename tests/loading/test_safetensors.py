@@ -99,6 +99,7 @@ def test_rows(checkpoint_of: Callable[[str], Path]) -> None:
     checkpoint = Checkpoint.open(checkpoint_of("micro"))
     whole = checkpoint.tensor("layers.4.engram.embed.scale")
     rows = torch.tensor([5, 0, 833, 5])
+    assert checkpoint.rows("layers.4.engram.embed.scale").gather(rows[:0]).shape == (0, 1)
     reader = checkpoint.rows("layers.4.engram.embed.scale")
     assert torch.equal(reader.gather(rows), whole[rows])
     assert torch.equal(reader.in_memory().gather(rows), whole[rows])
@@ -155,7 +156,9 @@ def test_unaligned_tensor_is_copied_not_misread(tmp_path: Path) -> None:
     }
     for pad in range(4):  # whatever the header's length
         write_raw(tmp_path / "model.safetensors", header | {"__metadata__": {"pad": " " * pad}}, b"\x07" + raw_bytes(values))
-        assert torch.equal(Checkpoint.open(tmp_path).tensor("b"), values)
+        got = Checkpoint.open(tmp_path).tensor("b")
+        assert torch.equal(got, values)
+        assert got.data_ptr() % 4 == 0
 
 
 def test_all_unfitting_tensors_in_one_error(folder: Path) -> None:
