@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from .spec import CacheGroup, CacheSpec
@@ -16,19 +17,22 @@ class CacheStorage:
     def __init__(self, spec: CacheSpec, num_blocks: int, num_slots: int) -> None:
         self.spec, self.num_blocks, self.num_slots = spec, num_blocks, num_slots
         self._tensors: dict[str, dict[int, torch.Tensor]] = {
-            group.name: {owner: self._reserve(group, owner) for owner in group.owners} for group in spec.groups if group.allocated
+            group.name: {owner: self._reserve(group, owner) for owner in group.owners}
+            for group in spec.groups
+            if group.allocated
         }
+        self._windows = self._tensors["window_kv"] | self._tensors.get("draft_window_kv", {})
 
     def _reserve(self, group: CacheGroup, owner: int) -> torch.Tensor:
         rows = group.rows_of(owner)
-        if group.name == "window_kv":
-            return torch.zeros(self.num_slots, rows, group.row_elements)
+        if group.name in ("window_kv", "draft_window_kv"):
+            return _untouched(self.num_slots, rows, group.row_elements)
         if group.kind == "ring":
-            return torch.zeros(self.num_slots * rows, 2, group.row_elements // 2)
-        return torch.zeros(self.num_blocks * rows, group.row_elements)
+            return _untouched(self.num_slots * rows, 2, group.row_elements // 2)
+        return _untouched(self.num_blocks * rows, group.row_elements)
 
     def window(self, layer: int) -> torch.Tensor:
-        return self._tensors["window_kv"][layer]
+        return self._windows[layer]
 
     def entries(self, layer: int) -> torch.Tensor:
         return self._tensors["compressed_kv"][layer]
@@ -44,3 +48,8 @@ class CacheStorage:
         for tensors in self._tensors.values():
             for tensor in tensors.values():
                 tensor.fill_(value)
+
+
+def _untouched(*shape: int) -> torch.Tensor:
+    """Zeros that take up memory only once they are written to, which those of torch do at once."""
+    return torch.from_numpy(np.zeros(shape, np.float32))

@@ -162,3 +162,22 @@ class ForwardBatch:
     compression: dict[int, CompressionPlan]
     logit_rows: torch.Tensor
     max_context: int
+
+
+@dataclass(frozen=True)
+class DraftBatch:
+    """Flat inputs of one pass of the drafter over R blocks of B rows. All int32 and on the backend's device.
+
+    Attributes:
+        token_ids: [R * B], each block's anchor and then noise.
+        positions: [R * B].
+        block_start: [R] position of the anchor, the newest token that is known; nothing of it lies in the caches yet.
+        state_slot: [R].
+        max_context: largest position in the batch plus one.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    block_start: torch.Tensor
+    state_slot: torch.Tensor
+    max_context: int

@@ -47,7 +47,7 @@ class Caches(Protocol):
     """Tensors of the cache groups (float32), by owner layer. Filled by the model, handed out by the engine."""
 
     def window(self, layer: int) -> torch.Tensor:
-        """[slots, ring rows, head_dim]."""
+        """[slots, ring rows, head_dim]; draft stages count on from the last layer."""
         ...
 
     def entries(self, layer: int) -> torch.Tensor:
@@ -99,6 +99,14 @@ class StepState:
     caches: Caches
     selection: Selection | None = None
     candidates: torch.Tensor | None = None
+
+
+def initial_streams(embed: StoredMatrix, token_ids: torch.Tensor, num_streams: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Streams [T, n, C], copies of the embeddings of int32 [T] ids, and weights [T, n] that collapse to the first."""
+    h = embed.data[token_ids.long()].float().unsqueeze(1).repeat(1, num_streams, 1)
+    pre = torch.zeros(len(h), num_streams)
+    pre[:, 0] = 1.0
+    return h, pre
 
 
 class RotaryTable:

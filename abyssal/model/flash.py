@@ -9,7 +9,7 @@ import torch
 from ..config.topology import LayerPlan, Topology
 from ..core.batch import ForwardBatch
 from .attention import CSA2Attention
-from .common import Caches, ModelContext, RotaryTable, StepState, window_inv_freq, yarn_inv_freq
+from .common import Caches, ModelContext, RotaryTable, StepState, initial_streams, window_inv_freq, yarn_inv_freq
 from .engram import Engram
 from .hyper_connection import HyperConnection
 from .moe import MoE
@@ -39,7 +39,11 @@ class DecoderLayer:
 
 
 class FlashModel:
-    """The language model. Built once; holds no state of any sequence."""
+    """The language model. Built once; holds no state of any sequence.
+
+    Attributes:
+        embed, head: shared with the drafter.
+    """
 
     def __init__(
         self,
@@ -51,26 +55,31 @@ class FlashModel:
         """Load all layers; `on_layer` is told of each one done."""
         config = ctx.config
         self._ctx, self._ops = ctx, ctx.ops
-        self._embed = ctx.weights.matrix("embed")
+        self.embed = ctx.weights.matrix("embed")
         window, compressed = RotaryTable(window_inv_freq(config)), RotaryTable(yarn_inv_freq(config))
         self._layers = []
         for plan in topology.layers:
             self._layers.append(DecoderLayer(ctx, plan, compressed if plan.ratio else window, token_map))
             on_layer(plan.layer_id)
         self._norm = ctx.weights.dense("norm.weight")
-        self._head = ctx.linear("head")
+        self.head = ctx.linear("head")
 
-    def forward(self, batch: ForwardBatch, caches: Caches) -> torch.Tensor:
-        """Logits float32 [M, V] of `batch.logit_rows`; writes the caches."""
+    def forward(self, batch: ForwardBatch, caches: Caches, features: list[torch.Tensor] | None = None) -> torch.Tensor:
+        """Logits float32 [M, V] of `batch.logit_rows`; writes the caches.
+
+        Args:
+            features: gets the mean over the streams that enter each target layer of the drafter, [W, C], of the rows in
+                `batch.window`.
+        """
         step = StepState(batch, caches)
-        streams = self._ctx.config.hc_mult
-        h = self._embed.data[batch.token_ids.long()].float().unsqueeze(1).repeat(1, streams, 1)
-        pre = torch.zeros(len(h), streams)
-        pre[:, 0] = 1.0
-        for layer in self._layers:
+        h, pre = initial_streams(self.embed, batch.token_ids, self._ctx.config.hc_mult)
+        targets = () if features is None else self._ctx.config.dspark_target_layer_ids
+        for layer_id, layer in enumerate(self._layers):
+            if features is not None and layer_id in targets:
+                features.append(h[batch.window.rows.long()].mean(1))
             h, pre = layer(h, pre, step)
         if not len(batch.logit_rows):
             return h.new_empty(0, self._ctx.config.vocab_size)
         rows = batch.logit_rows.long()
         y = self._ops.hc_collapse(h[rows], pre[rows], self._norm, self._ctx.config.rms_norm_eps)
-        return self._ops.linear(y, self._head)
+        return self._ops.linear(y, self.head)

@@ -1,4 +1,4 @@
-"""Attention over a sliding window and selected compressed entries."""
+"""Attention over a sliding window and selected compressed entries, and that of draft blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ..core.batch import ForwardBatch
+from ..core.batch import DraftBatch, ForwardBatch
 from .norm_rope import RotaryRows
 
 
@@ -40,5 +40,33 @@ class SparseAttention(Protocol):
 
         Returns:
             [T, H, D].
+        """
+        ...
+
+
+class BlockAttention(Protocol):
+    def __call__(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        ring: torch.Tensor,
+        sink: torch.Tensor,
+        batch: DraftBatch,
+        window: int,
+        rotary: RotaryRows,
+    ) -> torch.Tensor:
+        """All rows of a draft block see the same keys: the window before its anchor, and the whole block.
+
+        A block that starts at position b sees positions max(0, b - window) .. b - 1 in `ring`, at its state slot and
+        position % R, and its own rows in `kv`. Softmax, sink and the rotation back are those of `SparseAttention`.
+
+        Args:
+            q: [N * B, H, D], rotated; N blocks of B rows.
+            kv: [N * B, D], the blocks' own rows.
+            ring: [slots, R, D], R >= window; may hold anything at positions from b on.
+            sink: [H].
+
+        Returns:
+            [N * B, H, D].
         """
         ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..core.errors import UnsupportedOnBackend
-from .attention import SparseAttention
+from .attention import BlockAttention, SparseAttention
 from .compressor import PoolGroups
 from .engram import EngramGate, EngramRows
 from .hyper_connection import HcCollapse, HcExpand, HcMap
@@ -37,6 +37,7 @@ class OpTable:
     pool_groups: PoolGroups
     select_entries: SelectEntries
     sparse_attention: SparseAttention
+    block_attention: BlockAttention
     prepare_experts: PrepareExperts
     route: Route
     experts: Experts

@@ -1,10 +1,10 @@
-"""Sparse attention in plain torch. Contract: `abyssal.ops.attention`."""
+"""Sparse and block attention in plain torch. Contracts: `abyssal.ops.attention`."""
 
 from __future__ import annotations
 
 import torch
 
-from ...core.batch import ForwardBatch
+from ...core.batch import DraftBatch, ForwardBatch
 from ...ops.norm_rope import RotaryRows
 from .norm_rope import rotate_tail
 
@@ -35,6 +35,28 @@ def sparse_attention(
             keys = torch.cat((keys, entries[chosen.clamp_min(0)]), 1)
             valid = torch.cat((valid, chosen >= 0), 1)
         out[rows] = _attend(q[rows], keys, valid, sink)
+    positions = batch.positions.long()
+    return rotate_tail(out, rotary.cos[positions], -rotary.sin[positions])
+
+
+def block_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    ring: torch.Tensor,
+    sink: torch.Tensor,
+    batch: DraftBatch,
+    window: int,
+    rotary: RotaryRows,
+) -> torch.Tensor:
+    num_blocks, rows = len(batch.block_start), ring.shape[1]
+    block_rows = len(q) // max(num_blocks, 1)
+    before = batch.block_start.long().unsqueeze(1) + torch.arange(-window, 0)
+    earlier = ring[batch.state_slot.long().unsqueeze(1), before.clamp_min(0) % rows]
+    keys = torch.cat((earlier, kv.view(num_blocks, block_rows, -1)), 1)
+    valid = torch.cat((before >= 0, torch.ones(num_blocks, block_rows, dtype=torch.bool)), 1)
+    # one key set serves the whole block, so its rows are laid out as further heads
+    queries = q.reshape(num_blocks, -1, q.shape[2])
+    out = _attend(queries, keys, valid, sink.repeat(block_rows)).view_as(q)
     positions = batch.positions.long()
     return rotate_tail(out, rotary.cos[positions], -rotary.sin[positions])
 

@@ -28,6 +28,7 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "pool_groups": compressor.pool_groups,
     "select_entries": indexer.select_entries,
     "sparse_attention": attention.sparse_attention,
+    "block_attention": attention.block_attention,
     "prepare_experts": moe.prepare_experts,
     "route": moe.route,
     "experts": moe.experts,
