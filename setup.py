@@ -1,7 +1,7 @@
 """Compiles the CPU kernels when the package is built. Everything else is in pyproject.toml.
 
-The libraries need neither torch nor Python, so building takes a C++ compiler and nothing from a registry. Without a compiler the
-package installs all the same and runs in plain torch; `abyssal doctor` says so.
+The libraries need neither torch nor Python, so building takes a C++ compiler and nothing from a registry. Without a
+compiler the package installs all the same and runs in plain torch; `abyssal doctor` says so.
 """
 
 from __future__ import annotations
@@ -30,19 +30,30 @@ class BuildNative(build_ext):
     """Builds one library for each instruction set; a missing or failing compiler is only a warning."""
 
     def build_extension(self, ext: Extension) -> None:
-        target = Path(self.get_ext_fullpath(ext.name)).parent
+        target = self._folder(self.build_lib)
         target.mkdir(parents=True, exist_ok=True)
         compiler = self._compiler()
         variants = VARIANTS.get(platform.machine(), {})
         if compiler is None or not variants:
-            self._skip(f"no C++ compiler found for {platform.machine()}" if variants else f"no kernels for {platform.machine()}")
+            self._skip("no C++ compiler was found" if variants else f"there are none for {platform.machine()}")
             return
         for name, flags in variants.items():
-            output = target / f"libabyssal_{name}.so"
-            command = [compiler, *FLAGS, *flags, *sorted(ext.sources), "-o", str(output)]
+            command = [compiler, *FLAGS, *flags, *sorted(ext.sources), "-o", str(target / f"libabyssal_{name}.so")]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 self._skip(f"{' '.join(command)}\n{result.stderr}")
+
+    def copy_extensions_to_source(self) -> None:
+        """For an editable install: the libraries beside their Python sources."""
+        for library in self._folder(self.build_lib).glob("libabyssal_*.so"):
+            shutil.copy2(library, NATIVE)
+
+    def get_outputs(self) -> list[str]:
+        return [str(path) for path in self._folder(self.build_lib).glob("libabyssal_*.so")]
+
+    @staticmethod
+    def _folder(root: str) -> Path:
+        return Path(root) / NATIVE
 
     @staticmethod
     def _compiler() -> str | None:
@@ -62,7 +73,9 @@ class PlatformDistribution(Distribution):
 
 
 setup(
-    ext_modules=[Extension("abyssal.backends.cpu.native._library", sources=[str(p) for p in sorted(NATIVE.glob("src/*.cpp"))])],
+    ext_modules=[
+        Extension("abyssal.backends.cpu.native._library", sources=[str(p) for p in sorted(NATIVE.glob("src/*.cpp"))])
+    ],
     cmdclass={"build_ext": BuildNative},
     distclass=PlatformDistribution,
 )

@@ -81,7 +81,9 @@ class Topology:
                     f"whose ratio is {config.compress_ratios[kv_source]}"
                 )
             if kv_source is not None and index_source is not None and index_source < kv_source:
-                raise ConfigError(f"layer {layer} reads KV of layer {kv_source} by the older selection of layer {index_source}")
+                raise ConfigError(
+                    f"layer {layer} reads KV of layer {kv_source} by the older selection of layer {index_source}"
+                )
             plans.append(
                 LayerPlan(
                     layer_id=layer,

@@ -1,1 +1,1 @@
-"""The engine: requests in, steps, outputs out. `engine.py` is the loop, `launch.py` assembles its parts from a model folder."""
+"""The engine: requests in, outputs out. `engine.py` is the loop, `launch.py` assembles its parts from a model folder."""

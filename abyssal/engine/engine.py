@@ -1,7 +1,7 @@
 """Engine: validates requests, runs steps, hands out outputs.
 
-    add -> Scheduler.add
-    step: Scheduler.schedule -> ModelRunner.run -> Scheduler.update -> RequestTracker -> RequestOutput
+add -> Scheduler.add
+step: Scheduler.schedule -> ModelRunner.run -> Scheduler.update -> RequestTracker -> RequestOutput
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class Engine:
         limit = self.max_model_len + 1 if wants_prompt_logits else self.max_model_len
         if len(token_ids) >= limit:
             raise InvalidRequest(
-                "prompt", f"<{len(token_ids)} tokens>", f"must be shorter than max_model_len={limit} tokens to leave room for one more"
+                "prompt",
+                f"<{len(token_ids)} tokens>",
+                f"must be shorter than max_model_len={limit} tokens to leave room for one more",
             )
         self._check_ids(params)
         if sink is None and params.detokenize and self.tokenizer is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..backends.cpu.table import cpu_table
+from ..backends.cpu.table import choose_backend, cpu_table
 from ..cache.manager import CacheManager
 from ..cache.spec import CacheSpec
 from ..cache.storage import CacheStorage
@@ -61,21 +61,23 @@ def launch(
     Raises:
         AbyssalError: before anything large is read, if the model or the settings cannot work.
     """
-    folder = resolve_model(model, revision=revision, assume_yes=assume_yes)
+    with_weights = config.load_format != "dummy"
+    folder = resolve_model(model, revision=revision, assume_yes=assume_yes, with_weights=with_weights)
     model_config = ModelConfig.load(folder)
     topology = Topology.of(model_config.text)
     config = resolve(model_config, config)
-    assert config.num_blocks is not None and config.num_threads is not None, "resolve() decides both"
-    torch.set_num_threads(config.num_threads)
-    op_table = cpu_table(config.backend, config.num_threads)
+    num_blocks, num_threads = config.num_blocks, config.num_threads
+    assert num_blocks is not None, "resolve() decides the number of blocks"
+    assert num_threads is not None, "resolve() decides the number of threads"
+    torch.set_num_threads(num_threads)
+    config = replace(config, backend=choose_backend(config.backend))
+    op_table = cpu_table(config.backend, num_threads)
     tokenizer = _tokenizer(folder, model_config, config)
     spec = CacheSpec.of(model_config.text, topology)
-    cache = CacheManager(config.num_blocks, config.max_num_seqs, shuffle_seed=shuffle_seed)
+    cache = CacheManager(num_blocks, config.max_num_seqs, shuffle_seed=shuffle_seed)
     max_model_len = min(config.max_model_len or model_config.text.max_position_embeddings, cache.capacity_tokens)
-    storage = CacheStorage(spec, config.num_blocks, config.max_num_seqs)
-    geometry = BatchGeometry.of(
-        spec, topology, config.max_num_seqs, max_model_len, model_config.text.engram_max_ngram_size
-    )
+    storage = CacheStorage(spec, num_blocks, config.max_num_seqs)
+    geometry = BatchGeometry.of(spec, topology, config.max_num_seqs, max_model_len, model_config.text.engram_max_ngram_size)
     flash = _load_model(folder, model_config, topology, config, op_table)
     return EngineParts(
         config=config,

@@ -10,7 +10,9 @@ from ..core.batch import CompressionPlan
 
 
 class PoolGroups(Protocol):
-    def __call__(self, values: torch.Tensor, gates: torch.Tensor, partial: torch.Tensor, plan: CompressionPlan) -> torch.Tensor:
+    def __call__(
+        self, values: torch.Tensor, gates: torch.Tensor, partial: torch.Tensor, plan: CompressionPlan
+    ) -> torch.Tensor:
         """Pool each group completed in this step, then keep the rows that a later step may need.
 
         pooled[g] = sum_i w_i values_i with w the softmax over the group's gates, channel by channel. Groups lie at absolute

@@ -31,8 +31,8 @@ class EngramRows(Protocol):
     def __call__(self, ngram_ids: torch.Tensor, hashing: EngramHash) -> torch.Tensor:
         """Table rows that each position looks up.
 
-        t_i is the compressed id at p - i, or `pad` where there is none. H = t_0 m_0; for i = 1, 2, ..: H ^= t_i m_i, and the heads
-        of the (i+1)-grams take H mod prime + offset.
+        t_i is the compressed id at p - i, or `pad` where there is none. H = t_0 m_0; for i = 1, 2, ..: H ^= t_i m_i, and the
+        heads of the (i+1)-grams take H mod prime + offset.
 
         Args:
             ngram_ids: int32 [T, max_ngram] raw ids at p, p - 1, ..; -1 where there is none (and at all older ones).

@@ -57,8 +57,9 @@ class SelectEntries(Protocol):
     ) -> Selection:
         """Keep the best visible entries of each row by score[g] = sum_h weights[h] relu(q[h] . keys[g]).
 
-        A candidate block's score is the best of its visible members; the last block with a visible entry is always kept. With
-        `candidates`, only entries inside those blocks are scored. Rows with no more than topk eligible entries keep all.
+        A candidate block's score is the best of its visible members; the last block with a visible entry is always kept.
+        With `candidates`, only entries inside those blocks are scored. Rows with no more than topk eligible entries keep
+        all.
 
         Args:
             q: [T, H, D].

@@ -26,8 +26,8 @@ class PrepareLinear(Protocol):
     def __call__(self, matrices: Sequence[StoredMatrix], held_as: HeldAs) -> LinearWeight:
         """Take matrices of equal input width over from a checkpoint, stacked along the output.
 
-        `decoded` keeps float32 values in the backend's own layout; `packed` keeps the stored bytes (which may be memory-mapped)
-        and decodes them at each use into bounded scratch. Both give the same products, bit for bit.
+        `decoded` keeps float32 values in the backend's own layout; `packed` keeps the stored bytes (which may be mapped from
+        a file) and decodes them at each use into bounded scratch. Both give the same products, bit for bit.
         """
         ...
 

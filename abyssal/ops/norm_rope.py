@@ -49,7 +49,9 @@ class WindowRows(Protocol):
 
 
 class WriteRows(Protocol):
-    def __call__(self, storage: torch.Tensor, dst: torch.Tensor, values: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+    def __call__(
+        self, storage: torch.Tensor, dst: torch.Tensor, values: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> None:
         """storage[dst[i]] = values[rows[i]], or values[i] without `rows`. Writes `storage`.
 
         Args:

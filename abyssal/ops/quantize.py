@@ -30,8 +30,8 @@ class RoundFp4(Protocol):
         """Round to E2M1 under one scale for each `group` neighbours of the last axis.
 
         `e4m3` scales (compressed KV, group 16): amax is floored at 6 * 2^-9, multiplied by float32(1/6), capped at 448 and
-        rounded to E4M3; x is multiplied by the float32 reciprocal of that. `ue8m0` scales (index rows, group 32): amax is floored
-        at 6 * 2^-126, the scale is 2^ceil(log2(amax / 6)). Nearest, ties to the even code.
+        rounded to E4M3; x is multiplied by the float32 reciprocal of that. `ue8m0` scales (index rows, group 32): amax is
+        floored at 6 * 2^-126, the scale is 2^ceil(log2(amax / 6)). Nearest, ties to the even code.
 
         Args:
             x: [..., K], K a multiple of `group`.

@@ -1,7 +1,7 @@
 """Counter-based noise: a hash of (seed, position, vocabulary id), the same whatever runs beside it.
 
-Philox4x32-10 (Salmon et al., SC 2011) with the key from the seed and the counter (vocabulary id // 4, position, domain, 0); word
-id % 4 of a block belongs to that id. Keyed by id, not by rank, so that filtering never shifts it.
+Philox4x32-10 (Salmon et al., SC 2011) with the key from the seed and the counter (vocabulary id // 4, position, domain, 0);
+word id % 4 of a block belongs to that id. Keyed by id, not by rank, so that filtering never shifts it.
 """
 
 from __future__ import annotations
@@ -45,4 +45,5 @@ def gumbel(seed: int, position: int, ids: npt.NDArray[np.int64], domain: int = F
     counter[:, 0], counter[:, 1], counter[:, 2], counter[:, 3] = blocks.astype(np.uint64), position, domain, 0
     words = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
     uniform = (words[place, ids & 3].astype(np.float64) + 0.5) / 2.0**32
-    return -np.log(-np.log(uniform))
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise

@@ -69,7 +69,9 @@ def support(scaled: npt.NDArray[np.float64], params: SamplingParams) -> npt.NDAr
     return np.sort(order)
 
 
-def best_first(values: npt.NDArray[np.floating], ids: npt.NDArray[np.int64], count: int | None = None) -> npt.NDArray[np.int64]:
+def best_first(
+    values: npt.NDArray[np.floating], ids: npt.NDArray[np.int64], count: int | None = None
+) -> npt.NDArray[np.int64]:
     """`ids` (ascending) ordered by descending value, lowest id first on ties; only the first `count` if given."""
     if count is not None and count < len(ids):
         kth = np.partition(values[ids], len(ids) - count)[len(ids) - count]

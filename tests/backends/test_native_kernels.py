@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+
 from abyssal.backends.cpu import native
 from abyssal.backends.cpu.native.kernels import NATIVE_OPS, Kernels
 from abyssal.backends.cpu.table import REFERENCE
@@ -92,7 +93,7 @@ def test_every_op_has_a_native_entry(kernels):
 @pytest.mark.parametrize("shape", [(64, 32), (32, 1056), (160, 512)])
 def test_decoded_panels_hold_the_values(kernels, fmt, shape):
     matrix = stored(fmt, *shape)
-    panels = kernels.prepare_linear([matrix], "decoded").handle._alive[0]
+    panels = kernels.prepare_linear([matrix], "decoded").handle._panels[0]
     got = panels.transpose(1, 2).reshape(-1, shape[1])[: shape[0]]
     assert torch.equal(got, decode(matrix))
 
@@ -102,7 +103,7 @@ def test_all_bytes_of_fp8_and_all_scales_decode(kernels):
     data[(data & 0x7F) == 0x7F] = 0  # NaN
     scale = torch.arange(0, 32, dtype=torch.uint8)[None] * 8
     matrix = StoredMatrix("all", "fp8_tiles", data, scale[:, :32], 32, 1024)
-    panels = kernels.prepare_linear([matrix], "decoded").handle._alive[0]
+    panels = kernels.prepare_linear([matrix], "decoded").handle._panels[0]
     assert torch.equal(panels.transpose(1, 2).reshape(32, 1024), decode(matrix))
 
 
@@ -198,6 +199,7 @@ def test_norm_rotate_window(kernels):
         ("rotate", lambda k, a, p: k(a, p, table)),
         ("window_rows", lambda k, a, p: k(a, weight, 1e-20, p, table, False)),
     ):
+
         def ours(a, p, op=op, inputs=inputs):
             return inputs(getattr(kernels, op), a, p)
 

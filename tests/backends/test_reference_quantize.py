@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from abyssal.backends.cpu.quantize import round_fp4, round_fp8
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+
 from abyssal.config.engine import EngineConfig
 from abyssal.core.request import RowSchedule
 from abyssal.core.sampling_params import SamplingParams
@@ -48,9 +49,7 @@ def test_single_decode_steps(engine, whole, decode_from):
 
 def score_together(engine: Engine, prompts: list[list[int]], **schedule) -> list[torch.Tensor]:
     """Logits of several prompts that run side by side."""
-    order = [
-        engine.add(p, ONE_TOKEN, wants_prompt_logits=True, row_schedule=RowSchedule(**schedule)) for p in prompts
-    ]
+    order = [engine.add(p, ONE_TOKEN, wants_prompt_logits=True, row_schedule=RowSchedule(**schedule)) for p in prompts]
     logits = {}
     while engine.has_unfinished:
         for output in engine.step():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from abyssal.core.batch import SampledToken
 from abyssal.core.sampling_params import SamplingParams
 from abyssal.runner.sampler import SamplingRow, draw, sample, support, token_logprobs

@@ -11,7 +11,7 @@ from .norm_rope import rms_norm
 
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """Nearly doubly stochastic matrices from logits [..., n, n]; the softmax and first column step count as one iteration."""
+    """Nearly doubly stochastic matrices from logits [..., n, n]; softmax and first column step count as one iteration."""
     comb = torch.softmax(logits, -1) + eps
     comb = comb / (comb.sum(-2, keepdim=True) + eps)
     for _ in range(iterations - 1):

@@ -66,7 +66,7 @@ def _inside(candidates: torch.Tensor, count: int, block_size: int) -> torch.Tens
 
 
 def _ascending_best(score: torch.Tensor, width: int) -> torch.Tensor:
-    """Indices of the best finite scores in ascending order, then -1: int64 [T, min(width, n)]. Ties keep the lowest index."""
+    """Indices of the best finite scores, ascending, then -1: int64 [T, min(width, n)]. Ties keep the lowest index."""
     count = score.shape[1]
     best, index = torch.sort(score, dim=1, descending=True, stable=True)
     index = index[:, :width].masked_fill(best[:, :width] == -torch.inf, count)

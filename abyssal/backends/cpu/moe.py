@@ -25,7 +25,9 @@ def prepare_experts(routed: Sequence[StoredExpert], shared: StoredExpert, held_a
     return ExpertWeights(len(routed), shared.w1.in_features, shared.w1.out_features, handle)
 
 
-def route(x: torch.Tensor, gate: LinearWeight, bias: torch.Tensor, top_k: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    x: torch.Tensor, gate: LinearWeight, bias: torch.Tensor, top_k: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     scores = F.softplus(linear(x, gate)).sqrt()
     ids = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices[:, :top_k]
     picked = scores.gather(1, ids)

@@ -18,7 +18,7 @@ def exponent_at_least(value: torch.Tensor) -> torch.Tensor:
 
 def _groups(x: torch.Tensor, group: int) -> torch.Tensor:
     assert x.shape[-1] % group == 0, f"width {x.shape[-1]} is no multiple of the group {group}"
-    return x.unflatten(-1, (-1, group))
+    return x.view(*x.shape[:-1], -1, group)
 
 
 def round_fp8(x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ def round_fp8(x: torch.Tensor) -> torch.Tensor:
 
 
 def _round_e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 with the sign kept; ties to the even code, which half-to-even gives in each binade."""
+    """Nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 with the sign kept. Half-to-even in each binade is ties to the even code."""
     magnitude = x.abs().clamp_max(FP4_MAX)
     step = torch.where(magnitude < 2.0, 0.5, torch.where(magnitude < 4.0, 1.0, 2.0))
     return torch.copysign(torch.round(magnitude / step) * step, x)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...core.errors import UnsupportedOnBackend
 from ...ops.registry import OpTable, build_table
-from . import attention, compressor, engram, hyper_connection, indexer, linear, moe, norm_rope, quantize
+from . import attention, compressor, engram, hyper_connection, indexer, linear, moe, native, norm_rope, quantize
 
 log = logging.getLogger(__name__)
 
@@ -42,20 +42,23 @@ def torch_table() -> OpTable:
     return build_table("cpu (torch)", REFERENCE)
 
 
-def cpu_table(backend: Literal["auto", "native", "torch"], num_threads: int) -> OpTable:
-    """The table for this processor.
+def choose_backend(wanted: Literal["auto", "native", "torch"]) -> Literal["native", "torch"]:
+    """Decide "auto": native kernels where they were built, otherwise plain torch, with a warning.
 
     Raises:
         UnsupportedOnBackend: `native` was asked for and is not there.
     """
-    if backend == "torch":
-        return torch_table()
-    from . import native
+    if wanted == "torch" or native.load() is not None:
+        return "torch" if wanted == "torch" else "native"
+    if wanted == "native":
+        raise UnsupportedOnBackend(f"backend='native': {native.why_missing()}; backend='torch' runs without it, slower")
+    log.warning("native kernels are not available (%s); running plain torch, which is much slower", native.why_missing())
+    return "torch"
 
-    library = native.load()
+
+def cpu_table(backend: Literal["auto", "native", "torch"], num_threads: int) -> OpTable:
+    """The table for this processor; see `choose_backend`."""
+    library = native.load() if choose_backend(backend) == "native" else None
     if library is None:
-        if backend == "native":
-            raise UnsupportedOnBackend(f"backend='native': {native.why_missing()}; backend='torch' runs without it, slower")
-        log.warning("native kernels are not available (%s); running plain torch, which is much slower", native.why_missing())
         return torch_table()
     return build_table("cpu (native)", REFERENCE | native.entries(library, num_threads))

@@ -17,7 +17,10 @@ from typing import Any
 from .kernels import Kernels, declare
 
 VARIANTS = {
-    "x86_64": (("x86_64_v4", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}), ("x86_64_v3", {"avx2", "fma", "bmi2"})),
+    "x86_64": (
+        ("x86_64_v4", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}),
+        ("x86_64_v3", {"avx2", "fma", "bmi2"}),
+    ),
     "aarch64": (("aarch64", set[str]()),),
 }
 """Libraries by machine, best first, and the processor flags that each needs."""

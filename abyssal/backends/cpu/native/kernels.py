@@ -85,7 +85,9 @@ class Kernels:
 
     def grouped_linear(self, x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         rows, groups = x.shape[0], x.shape[1]
-        assert weight.out_features % (16 * groups) == 0, f"{weight.out_features} outputs do not split into {groups} groups of panels"
+        assert weight.out_features % (16 * groups) == 0, (
+            f"{weight.out_features} outputs do not split into {groups} groups of panels"
+        )
         out = torch.empty(rows, weight.out_features)
         self._library.abyssal_linear(x.data_ptr(), rows, groups, weight.handle.address, out.data_ptr())
         return out
@@ -102,7 +104,15 @@ class Kernels:
         heads = x.shape[1] if x.dim() == 3 else 1
         cos, sin = rotary.cos, rotary.sin
         self._library.abyssal_rotate(
-            x.data_ptr(), rows, heads, width, positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[1], out.data_ptr()
+            x.data_ptr(),
+            rows,
+            heads,
+            width,
+            positions.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[1],
+            out.data_ptr(),
         )
         return out
 
@@ -218,9 +228,7 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    def prepare_experts(
-        self, routed: Sequence[StoredExpert], shared: StoredExpert, held_as: HeldAs
-    ) -> ExpertWeights:
+    def prepare_experts(self, routed: Sequence[StoredExpert], shared: StoredExpert, held_as: HeldAs) -> ExpertWeights:
         every = [*routed, shared]
         up = MatrixArray([[e.w1, e.w3] for e in every], held_as, self._library)
         down = MatrixArray([[e.w2] for e in every], held_as, self._library)
@@ -262,9 +270,7 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    def engram_gate(
-        self, h: torch.Tensor, key_value: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
+    def engram_gate(self, h: torch.Tensor, key_value: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         rows, streams, width = h.shape
         out = torch.empty_like(h)
         self._library.abyssal_engram_gate(
@@ -274,7 +280,7 @@ class Kernels:
 
 
 NATIVE_OPS = (
-    "round_fp8", "round_fp4", "prepare_linear", "linear", "grouped_linear", "rms_norm", "rotate", "window_rows", "write_rows",
-    "hc_map", "hc_collapse", "hc_expand", "pool_groups", "select_entries", "sparse_attention", "prepare_experts", "route",
-    "experts", "engram_rows", "engram_gate",
+    "round_fp8", "round_fp4", "prepare_linear", "linear", "grouped_linear", "rms_norm", "rotate", "window_rows",
+    "write_rows", "hc_map", "hc_collapse", "hc_expand", "pool_groups", "select_entries", "sparse_attention",
+    "prepare_experts", "route", "experts", "engram_rows", "engram_gate",
 )  # fmt: skip

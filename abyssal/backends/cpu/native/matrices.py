@@ -40,6 +40,7 @@ class MatrixArray:
 
     def __init__(self, stacks: Sequence[Sequence[StoredMatrix]], held_as: HeldAs, library: Any) -> None:
         self._alive: list[Any] = []
+        self._panels: list[torch.Tensor] = []
         self._array = (_Matrix * len(stacks))()
         self.address = ctypes.addressof(self._array)
         for index, matrices in enumerate(stacks):
@@ -69,10 +70,10 @@ class MatrixArray:
         panels = torch.empty(-(-native.out // PANEL), native.in_, PANEL)
         library.abyssal_decode_panels(ctypes.addressof(native), panels.data_ptr())
         native.panels = panels.data_ptr()
-        self._alive.append(panels)
+        self._panels.append(panels)
 
     def _drop_segments(self) -> None:
         """Forget the stored bytes once all panels exist."""
         for native in self._array:
             native.segments, native.num_segments = None, 0
-        self._alive = [item for item in self._alive if isinstance(item, torch.Tensor) and item.dtype == torch.float32 and item.dim() == 3]
+        self._alive.clear()

@@ -37,8 +37,8 @@ void softmax_with_sink(float* scores, int64_t num_keys, float sink) {
     }
     // exp(-104) is what absent keys got instead of 0
     for (int64_t n = num_keys; n < padded; n++) scores[n] = 0.0f;
-    const float inverse = 1.0f / (hsum(sum) + vexp(splat(sink) - top)[0]);
-    for (int64_t n = 0; n < padded; n += LANES) store(scores + n, load(scores + n) * inverse);
+    const float total = hsum(sum) + vexp(splat(sink) - top)[0];
+    for (int64_t n = 0; n < padded; n += LANES) store(scores + n, load(scores + n) / total);
 }
 
 template <int H>

@@ -42,7 +42,7 @@ void swiglu_row(float* row, int64_t width, float weight, float limit, bool round
     for (int64_t i = 0; i < width; i += LANES) {
         vf a = vmin(load(row + i), splat(limit));
         vf b = vmax(vmin(load(row + width + i), splat(limit)), splat(-limit));
-        store(row + i, a * vsigmoid(a) * b * weight);
+        store(row + i, a / (1.0f + vexp(-a)) * b * weight);
     }
     if (rounded) round_fp8_row(row, width, row);
 }

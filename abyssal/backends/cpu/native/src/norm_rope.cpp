@@ -5,6 +5,22 @@
 
 using namespace abyssal;
 
+// Both products are rounded before they are added, as in the trained model's code: what follows may round to a coarse grid, so
+// the last bit matters.
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+__attribute__((optimize("fp-contract=off")))
+#endif
+void abyssal::rotate_row(float* x, int64_t width, const float* cos, const float* sin, int64_t half, float sign) {
+    float* tail = x + width - 2 * half;
+    for (int64_t i = 0; i < half; i++) {
+        const float a = tail[2 * i], b = tail[2 * i + 1], c = cos[i], s = sign * sin[i];
+        tail[2 * i] = a * c - b * s;
+        tail[2 * i + 1] = a * s + b * c;
+    }
+}
+
 extern "C" {
 
 void abyssal_rms_norm(const float* x, int64_t rows, int64_t width, const float* weight, float eps, float* out) {

@@ -15,13 +15,6 @@ inline void rms_norm_row(const float* x, const float* weight, int64_t width, flo
 }
 
 // In place: pairs (a, b) of the last 2 * half channels become (a cos - sign b sin, sign a sin + b cos).
-inline void rotate_row(float* x, int64_t width, const float* cos, const float* sin, int64_t half, float sign) {
-    float* tail = x + width - 2 * half;
-    for (int64_t i = 0; i < half; i++) {
-        float a = tail[2 * i], b = tail[2 * i + 1], c = cos[i], s = sign * sin[i];
-        tail[2 * i] = a * c - b * s;
-        tail[2 * i + 1] = a * s + b * c;
-    }
-}
+void rotate_row(float* x, int64_t width, const float* cos, const float* sin, int64_t half, float sign);
 
 }  // namespace abyssal
