@@ -30,7 +30,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abyssal_rotate": (_P, _I, _I, _I, _P, _P, _P, _I, _P),
     "abyssal_window_rows": (_P, _I, _I, _P, _F, _P, _P, _P, _I, _I, _P),
     "abyssal_write_rows": (_P, _I, _P, _P, _P, _I),
-    "abyssal_hc_map": (_P, _I, _I, _P, _P, _P, _I, _F, _F, _P, _P, _P, _P),
+    "abyssal_hc_map": (_P, _I, _I, _P, _P, _P, _I, _F, _F, _P, _P, _P),
     "abyssal_hc_collapse": (_P, _P, _I, _I, _I, _P, _F, _P),
     "abyssal_hc_expand": (_P, _P, _P, _P, _I, _I, _I, _P),
     "abyssal_pool_groups": (_P, _P, _P, _I, _P, _I, _I, _P, _P, _I, _P),
@@ -141,14 +141,12 @@ class Kernels:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows, streams, width = h.shape
         assert streams == 4, f"the kernel mixes 4 streams, not {streams}"
-        out = torch.empty(rows, 48)
-        # the mixes of all rows, then pre, post and comb, each contiguous, in one allocation
-        mixes, pre, post, comb = out.view(-1).split([24 * rows, 4 * rows, 4 * rows, 16 * rows])
+        pre, post, comb = torch.empty(rows, 4), torch.empty(rows, 4), torch.empty(rows, 4, 4)
         self._library.abyssal_hc_map(
             h.data_ptr(), rows, width, fn.handle.address, base.data_ptr(), scale.data_ptr(), params.sinkhorn_iters,
-            params.eps, params.norm_eps, mixes.data_ptr(), pre.data_ptr(), post.data_ptr(), comb.data_ptr(),
+            params.eps, params.norm_eps, pre.data_ptr(), post.data_ptr(), comb.data_ptr(),
         )  # fmt: skip
-        return pre.view(rows, 4), post.view(rows, 4), comb.view(rows, 4, 4)
+        return pre, post, comb
 
     def hc_collapse(self, h: torch.Tensor, pre: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         rows, streams, width = h.shape

@@ -70,9 +70,10 @@ extern "C" {
 
 void abyssal_linear(const float* x, int64_t rows, int64_t groups, const Matrix* m, float* y);
 
-// h [rows, 4, width]; mixes [rows, 24] is scratch
+// h [rows, 4, width]
 void abyssal_hc_map(const float* h, int64_t rows, int64_t width, const Matrix* fn, const float* base, const float* scale,
-                    int64_t iterations, float eps, float norm_eps, float* mixes, float* pre, float* post, float* comb) {
+                    int64_t iterations, float eps, float norm_eps, float* pre, float* post, float* comb) {
+    float* mixes = scratch(3, rows * 24);
     abyssal_linear(h, rows, 1, fn, mixes);
     const Constants constants = {base, scale, iterations, eps};
     const int64_t flat = 4 * width, block = 4, blocks = (rows + block - 1) / block;

@@ -218,10 +218,10 @@ void abyssal_linear(const float* x, int64_t rows, int64_t groups, const Matrix* 
     if (rows == 0) return;
     const int64_t panels = num_panels(*m), panels_of_group = panels / groups;
     // pieces: some panels of one group times some rows, small enough to spread, large enough to reuse a decoded panel
-    const int64_t row_chunk = rows >= 128 && m->panels != nullptr ? 64 : rows;
-    const int64_t row_chunks = (rows + row_chunk - 1) / row_chunk;
     const int64_t span = rows == 1 ? 8 : 2;
     const int64_t spans = (panels_of_group + span - 1) / span;
+    const int64_t row_chunk = m->panels == nullptr ? rows : groups * spans < 2 * num_threads() ? 16 : 64;
+    const int64_t row_chunks = (rows + row_chunk - 1) / row_chunk;
     parallel_for(groups * spans * row_chunks, rows * m->out * m->in, [&](int64_t task) {
         const int64_t chunk = task % row_chunks, piece = task / row_chunks, g = piece / spans;
         const int64_t first = g * panels_of_group + (piece % spans) * span;

@@ -52,14 +52,17 @@ public:
         body_ = &body;
         count_ = count;
         next_.store(0, std::memory_order_relaxed);
-        active_.store(size_ - 1, std::memory_order_relaxed);
+        open_.store(true);
         {
             std::lock_guard<std::mutex> lock(sleep_mutex_);
             generation_.fetch_add(1, std::memory_order_release);
         }
         if (sleeping_.load(std::memory_order_acquire) > 0) wake_.notify_all();
         drain();
-        while (active_.load(std::memory_order_acquire) > 0) pause();
+        // Nobody is waited for who has not begun: on a busy machine a thread may get its processor only milliseconds later.
+        // A worker announces itself before it looks whether the loop is open, so one of the two sees the other.
+        open_.store(false);
+        while (inside_.load() > 0) pause();
     }
 
 private:
@@ -78,8 +81,9 @@ private:
             }
             seen = generation_.load(std::memory_order_acquire);
             if (stopping_) return;
-            drain();
-            active_.fetch_sub(1, std::memory_order_release);
+            inside_.fetch_add(1);
+            if (open_.load()) drain();
+            inside_.fetch_sub(1);
         }
     }
 
@@ -105,7 +109,8 @@ private:
     std::condition_variable wake_;
     std::atomic<uint64_t> generation_{0};
     std::atomic<int64_t> next_{0};
-    std::atomic<int> active_{0}, sleeping_{0};
+    std::atomic<int> inside_{0}, sleeping_{0};
+    std::atomic<bool> open_{false};
     const std::function<void(int64_t)>* body_ = nullptr;
     int64_t count_ = 0;
     int size_ = 1;
