@@ -1,0 +1,63 @@
+"""Which definitions have a finite value at all: `{"$ref": "#"}` and objects that require themselves have none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from .scalars import TYPES
+
+_PREFIX = "#/$defs/"
+
+
+def productive_definitions(root: dict[str, Any] | bool, definitions: Mapping[str, dict[str, Any] | bool]) -> set[str]:
+    """Names of the definitions that may have a finite value; the root is called `""`.
+
+    Only recursion is looked at: a name is missing where every value would have to contain another one of its own kind.
+    """
+    everything = {**definitions, "": root}
+    found: set[str] = set()
+    while True:
+        more = {name for name, schema in everything.items() if name not in found and _may_have_value(schema, found)}
+        if not more:
+            return found
+        found |= more
+
+
+def _may_have_value(schema: dict[str, Any] | bool, found: Set[str]) -> bool:
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema and schema["$ref"].removeprefix(_PREFIX) not in found:
+        return False
+    if not all(_may_have_value(part, found) for part in schema.get("allOf", ())):
+        return False
+    if "anyOf" in schema and not any(_may_have_value(part, found) for part in schema["anyOf"]):
+        return False
+    types = schema.get("type", TYPES)
+    return any(_may_have_type(schema, name, found) for name in ([types] if isinstance(types, str) else types))
+
+
+def _may_have_type(schema: dict[str, Any], name: str, found: Set[str]) -> bool:
+    if name == "object":
+        properties = schema.get("properties", {})
+        return all(_may_have_value(properties.get(key, True), found) for key in schema.get("required", ()))
+    if name == "array":
+        prefix = schema.get("prefixItems", [])
+        items = (
+            prefix[i] if i < len(prefix) else schema.get("items", True)
+            for i in range(min(schema.get("minItems", 0), len(prefix) + 1))
+        )
+        return all(_may_have_value(item, found) for item in items)
+    return True
+
+
+def drop_references(schema: Any, dead: Set[str]) -> None:
+    """Make `false`, in place, of what refers to one of the `dead` definitions."""
+    members = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    for key, value in members:
+        if key == "enum":
+            continue
+        if isinstance(value, dict) and str(value.get("$ref")).removeprefix(_PREFIX) in dead:
+            schema[key] = False
+        else:
+            drop_references(value, dead)
