@@ -68,6 +68,10 @@ class EngineConfig:
         num_threads: processor threads; None for all that the process may use.
         backend: "auto", "native" or "torch".
         seed: where requests without a seed get theirs from; None for the system's entropy.
+        speculation: how many tokens are drafted and verified in a step: "off", a number up to the model's draft block, or
+            "auto" for as many as pay, by measured costs and acceptance. Output does not depend on it.
+        acceptance: which drafts are kept. "coupled" keeps those that the model would have drawn itself, so that output is
+            the same as without drafts; "rejection" keeps a few more, and output is only distributed the same.
     """
 
     numerics: str = "released"
@@ -82,6 +86,8 @@ class EngineConfig:
     num_threads: int | None = None
     backend: Literal["auto", "native", "torch"] = "auto"
     seed: int | None = None
+    speculation: str | int = "off"
+    acceptance: Literal["coupled", "rejection"] = "coupled"
 
     def __post_init__(self) -> None:
         Numerics.parse(self.numerics)
@@ -89,11 +95,27 @@ class EngineConfig:
         _choice("engram", self.engram, ("auto", "memory", "mmap"))
         _choice("load_format", self.load_format, ("safetensors", "dummy"))
         _choice("backend", self.backend, ("auto", "native", "torch"))
+        _choice("acceptance", self.acceptance, ("coupled", "rejection"))
+        parse_speculation(self.speculation)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "num_blocks", "cache_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+
+
+def parse_speculation(value: str | int) -> Literal["off", "auto"] | int:
+    """The setting `speculation`: "off", "auto", or a number of drafts, which may be given as text.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    if value == "off" or value == "auto":
+        return "off" if value == "off" else "auto"
+    is_number = isinstance(value, int) or (isinstance(value, str) and value.isascii() and value.isdigit())
+    if isinstance(value, bool) or not is_number or int(value) < 1:
+        raise ConfigError(f"speculation={value!r}: must be off, auto, or a number of drafts of at least 1")
+    return int(value)
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -37,7 +37,9 @@ class ScheduledRows:
 
     Attributes:
         first_new_block: index in the request's block table where `new_block_ids` go.
-        samples: the last row is the sequence's last known token, so that the next token is drawn from it.
+        samples: the last row that is no draft is the sequence's last known token, so that the next token is drawn from it.
+        num_drafts: of these rows, the last ones hold the tokens that were drafted for the slot, from the first on.
+        drafts_wanted: how many tokens to draft beyond those that this step draws.
         epoch: number of this stay of the request in its slot. Only the scheduler looks at it, to tell late results.
     """
 
@@ -48,7 +50,14 @@ class ScheduledRows:
     first_new_block: int
     new_block_ids: tuple[int, ...]
     samples: bool
+    num_drafts: int = 0
+    drafts_wanted: int = 0
     epoch: int = 0
+
+    @property
+    def num_logit_rows(self) -> int:
+        """The last rows, whose logits decide the next tokens."""
+        return 1 + self.num_drafts if self.samples else 0
 
 
 @dataclass(frozen=True)
@@ -80,10 +89,19 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class SampledToken:
-    """The token drawn for one request."""
+    """A token drawn for a request."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Seconds of a step: the target model's forward, drawing and verifying tokens, and drafting new ones."""
+
+    forward: float
+    sampling: float
+    drafting: float
 
 
 @dataclass(frozen=True)
@@ -91,16 +109,20 @@ class RunnerOutput:
     """Results of one step, by request id.
 
     Attributes:
-        sampled: tokens of the requests whose rows had `samples`.
+        sampled: tokens of the requests whose rows had `samples`, in order of position: accepted drafts and one more.
+        drafts: for each token drafted for the step after, the logit of how likely it is accepted if those before it are.
         prompt_logprobs: for each prompt row of this step whose next token is known, in order of position.
         prompt_logits: float32 [rows, vocab] of this step, for requests that want them.
         errors: requests whose step failed, with the reason. They have no entry in the others.
+        timing: how long the parts of the step took; None if that was not measured.
     """
 
-    sampled: dict[str, SampledToken] = field(default_factory=dict)
+    sampled: dict[str, list[SampledToken]] = field(default_factory=dict)
+    drafts: dict[str, tuple[float, ...]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logits: dict[str, torch.Tensor] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    timing: StepTiming | None = None
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,12 @@ class Request:
         assert status in TRANSITIONS[self.status], f"request {self.request_id}: {self.status} -> {status} is no transition"
         self.status = status
 
+    def end_earlier(self, num_output_tokens: int, stop_reason: int | str) -> None:
+        """A finished request had ended before: its text ran into a stop string at an earlier token of its last step."""
+        assert self.is_finished, f"request {self.request_id} has not ended; the scheduler stops it"
+        del self.output_token_ids[num_output_tokens:]
+        self.finish_reason, self.stop_reason = FinishReason.STOP, stop_reason
+
     def finish(self, reason: FinishReason, *, stop_reason: int | str | None = None, error: str | None = None) -> None:
         """End the request with its reason."""
         self.move_to(RequestStatus.FINISHED)

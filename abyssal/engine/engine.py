@@ -10,17 +10,19 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..config.engine import EngineConfig
-from ..core.batch import RunnerOutput, SchedulerOutput
-from ..core.errors import InvalidRequest
+from ..core.batch import RunnerOutput, SampledToken, SchedulerOutput
+from ..core.errors import ConfigError, InvalidRequest
 from ..core.outputs import RequestOutput
 from ..core.request import Request, RowSchedule
 from ..core.sampling_params import SamplingParams
 from ..text.detokenizer import IncrementalDetokenizer
+from .drafts import check_speculation
 from .launch import launch
 from .stats import EngineStats
 from .tracker import RequestTracker, TextSink
@@ -65,6 +67,7 @@ class Engine:
         self._eos_token_ids = parts.eos_token_ids
         self._cache, self._storage = parts.cache, parts.storage
         self._scheduler, self._runner = parts.scheduler, parts.runner
+        self._drafts = parts.drafts
         self._trackers: dict[str, RequestTracker] = {}
         self._ready: list[RequestOutput] = []
         self._seeds = random.Random(config.seed) if config.seed is not None else None
@@ -82,7 +85,24 @@ class Engine:
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generated,
+            speculation=None if scheduler.speculation is None else scheduler.speculation.acceptance.stats(),
         )
+
+    def set_speculation(self, speculation: str | int) -> None:
+        """Draft otherwise from now on; the counts of drafts begin anew. For measurements.
+
+        Raises:
+            ConfigError: if the engine was built without a drafter, has requests, or cannot draft that many.
+        """
+        config = replace(self.config, speculation=speculation)
+        if self.has_unfinished:
+            raise ConfigError(f"speculation={speculation!r}: cannot be changed while requests are unfinished")
+        if self._drafts is None and check_speculation(self.model_config.text, config):
+            raise ConfigError(f"speculation={speculation!r}: this engine was built with speculation=off, without a drafter")
+        if self._drafts is not None:
+            check_speculation(self.model_config.text, config)
+            self._drafts.install(speculation, self._scheduler, self._runner)
+        self.config = config
 
     @property
     def has_unfinished(self) -> bool:
@@ -218,21 +238,34 @@ class Engine:
         for request in self._scheduler.update(scheduled, result):
             request_id = request.request_id
             rows, tracker = rows_of[request_id], self._trackers[request_id]
-            self._num_prompt_tokens += rows.num_rows - int(rows.samples and rows.num_rows == 1)
+            num_known = rows.num_rows - rows.num_drafts
+            self._num_prompt_tokens += num_known - int(rows.samples and num_known == 1)
             tracker.take_prompt_rows(
                 rows.start, result.prompt_logprobs.get(request_id, ()), result.prompt_logits.get(request_id)
             )
-            sampled = result.sampled.get(request_id)
-            if sampled is not None:
-                self._num_generated += 1
-                tracker.take_token(sampled)
-                if tracker.stop_string is not None and not request.is_finished:
-                    self._scheduler.stop(request_id, tracker.stop_string)
+            sampled = result.sampled.get(request_id, [])
+            self._take_tokens(tracker, sampled)
             if request.is_finished:
                 del self._trackers[request_id]
-            if sampled is not None or request.is_finished:
+            if sampled or request.is_finished:
                 outputs.append(tracker.output())
         return outputs
+
+    def _take_tokens(self, tracker: RequestTracker, sampled: Sequence[SampledToken]) -> None:
+        """Hand a request's new tokens on one by one; a stop string drops those behind it."""
+        request = tracker.request
+        num_new = len(request.output_token_ids) - tracker.num_tokens
+        for token in sampled[:num_new]:
+            self._num_generated += 1
+            tracker.take_token(token)
+            if tracker.stop_string is not None:
+                break
+        if tracker.stop_string is None:
+            return
+        if not request.is_finished:
+            self._scheduler.stop(request.request_id, tracker.stop_string, num_output_tokens=tracker.num_tokens)
+        elif tracker.num_tokens < len(request.output_token_ids):
+            request.end_earlier(tracker.num_tokens, tracker.stop_string)
 
     def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -15,26 +15,32 @@ from ..cache.storage import CacheStorage
 from ..config.engine import EngineConfig, Numerics
 from ..config.model import ModelConfig
 from ..config.topology import Topology
+from ..loading.calibration import read_temperatures
 from ..loading.open import open_weights
 from ..loading.resolve import resolve_model
+from ..loading.weights import StoredWeights
 from ..model.common import ModelContext
+from ..model.dspark import DSpark
 from ..model.flash import FlashModel
 from ..ops.registry import OpTable
 from ..plan.resolve import resolve
 from ..runner.input_batch import BatchGeometry
+from ..runner.measure import StepLimits, limits_for
 from ..runner.model_runner import ModelRunner
 from ..scheduler.scheduler import Scheduler
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer, eos_token_ids
 from ..text.vocabulary import token_map_of
+from .drafts import DraftParts, check_speculation
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EngineParts:
-    """Everything an engine drives. `config` has no "auto" left."""
+    """Everything an engine drives. `config` has no "auto" left but that of `speculation`, which is decided in each step."""
 
+    folder: Path
     config: EngineConfig
     model_config: ModelConfig
     tokenizer: Tokenizer | None
@@ -46,6 +52,7 @@ class EngineParts:
     storage: CacheStorage
     scheduler: Scheduler
     runner: ModelRunner
+    drafts: DraftParts | None
 
 
 def launch(
@@ -73,13 +80,24 @@ def launch(
     config = replace(config, backend=choose_backend(config.backend))
     op_table = cpu_table(config.backend, num_threads)
     tokenizer = _tokenizer(folder, model_config, config)
-    spec = CacheSpec.of(model_config.text, topology)
+    with_drafts = check_speculation(model_config.text, config)
+    spec = CacheSpec.of(model_config.text, topology, with_drafts=with_drafts)
     cache = CacheManager(num_blocks, config.max_num_seqs, shuffle_seed=shuffle_seed)
     max_model_len = min(config.max_model_len or model_config.text.max_position_embeddings, cache.capacity_tokens)
     storage = CacheStorage(spec, num_blocks, config.max_num_seqs)
     geometry = BatchGeometry.of(spec, topology, config.max_num_seqs, max_model_len, model_config.text.engram_max_ngram_size)
-    flash = _load_model(folder, model_config, topology, config, op_table)
+    weights = open_weights(folder, model_config, config)
+    context = _model_context(model_config, config, op_table, weights)
+    flash = _load_model(folder, context, topology, weights)
+    scheduler = Scheduler(cache, config.max_num_seqs, config.max_num_batched_tokens)
+    runner = ModelRunner(flash, storage, geometry)
+    drafts = None
+    if with_drafts:
+        limits = limits_for(geometry, num_blocks, config.max_num_batched_tokens, model_config.text)
+        drafts = _load_drafter(folder, context, flash, limits, config)
+        drafts.install(config.speculation, scheduler, runner)
     return EngineParts(
+        folder=folder,
         config=config,
         model_config=model_config,
         tokenizer=tokenizer,
@@ -89,8 +107,9 @@ def launch(
         op_table=op_table,
         cache=cache,
         storage=storage,
-        scheduler=Scheduler(cache, config.max_num_seqs, config.max_num_batched_tokens),
-        runner=ModelRunner(flash, storage, geometry),
+        scheduler=scheduler,
+        runner=runner,
+        drafts=drafts,
     )
 
 
@@ -102,18 +121,32 @@ def _tokenizer(folder: Path, model_config: ModelConfig, config: EngineConfig) ->
     return Tokenizer.from_folder(folder, model_config)
 
 
-def _load_model(
-    folder: Path, model_config: ModelConfig, topology: Topology, config: EngineConfig, op_table: OpTable
-) -> FlashModel:
-    weights = open_weights(folder, model_config, config)
+def _model_context(
+    model_config: ModelConfig, config: EngineConfig, op_table: OpTable, weights: StoredWeights
+) -> ModelContext:
     held_as = config.weights
     assert held_as != "auto", "resolve() decides how weights are held"
-    context = ModelContext(model_config.text, Numerics.parse(config.numerics), op_table, held_as, weights)
+    return ModelContext(model_config.text, Numerics.parse(config.numerics), op_table, held_as, weights)
 
+
+def _load_model(folder: Path, context: ModelContext, topology: Topology, weights: StoredWeights) -> FlashModel:
     def on_layer(layer: int) -> None:
         log.info("layer %d of %d loaded", layer + 1, len(topology.layers))
-        if held_as == "decoded":
+        if context.held_as == "decoded":
             weights.release()
 
-    token_map = torch.from_numpy(token_map_of(folder, model_config.text))
+    token_map = torch.from_numpy(token_map_of(folder, context.config))
     return FlashModel(context, topology, token_map, on_layer)
+
+
+def _load_drafter(
+    folder: Path, context: ModelContext, flash: FlashModel, limits: StepLimits, config: EngineConfig
+) -> DraftParts:
+    block_size = context.config.dspark_block_size
+    temperatures = read_temperatures(folder, block_size, config.acceptance)
+    if temperatures is None:
+        log.info("no draft temperatures were fitted for this model (`abyssal calibrate`); confidences are taken as they are")
+        temperatures = (1.0,) * block_size
+    model = DSpark(context, flash.embed, flash.head)
+    log.info("%d draft stages loaded", context.config.num_nextn_predict_layers)
+    return DraftParts(model, temperatures, limits, config.acceptance)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..scheduler.acceptance import SpeculationStats
+
 
 @dataclass(frozen=True)
 class EngineStats:
@@ -15,6 +17,7 @@ class EngineStats:
         num_preemptions, num_steps: so far.
         num_prompt_tokens: rows computed for known tokens, recomputation included.
         num_generation_tokens: tokens drawn.
+        speculation: figures of drafting; None without it.
     """
 
     num_requests_running: int
@@ -24,3 +27,4 @@ class EngineStats:
     num_steps: int
     num_prompt_tokens: int
     num_generation_tokens: int
+    speculation: SpeculationStats | None = None

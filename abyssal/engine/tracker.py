@@ -33,11 +33,13 @@ class RequestTracker:
 
     Attributes:
         metrics: times of the request, filled as it goes.
+        num_tokens: generated tokens taken so far.
     """
 
     def __init__(self, request: Request, prompt: str | None, sink: TextSink | None, vocab_size: int) -> None:
         self.request = request
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
+        self.num_tokens = 0
         self._prompt, self._sink = prompt, sink
         params = request.params
         self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
@@ -65,13 +67,15 @@ class RequestTracker:
             self._prompt_logits[start : start + len(kept)] = kept
 
     def take_token(self, sampled: SampledToken) -> None:
-        """The request got a token, which may have ended it."""
+        """The next of the request's tokens, the last one of which may have ended it."""
+        self.num_tokens += 1
         if self.metrics.first_token_time is None:
             self.metrics.first_token_time = time.monotonic()
         if self._logprobs is not None and sampled.logprobs is not None:
             self._logprobs.append(sampled.logprobs)
             self._cumulative += sampled.logprobs.logprob
-        ended_by_id = self.request.finish_reason is FinishReason.STOP
+        is_last = self.num_tokens == len(self.request.output_token_ids)
+        ended_by_id = is_last and self.request.finish_reason is FinishReason.STOP
         if self._sink is not None and (not ended_by_id or self.request.params.include_stop_str_in_output):
             self._sink.push(sampled.token_id)
 

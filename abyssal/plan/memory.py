@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..cache.spec import CacheSpec
-from ..config.engine import BLOCK_TOKENS, EngineConfig
+from ..config.engine import BLOCK_TOKENS, EngineConfig, parse_speculation
 from ..config.model import ModelConfig
 from ..config.topology import Topology
 from ..loading.names import Part, TensorSpec, expected_tensors
@@ -35,9 +35,10 @@ SCRATCH_BYTES = 128 << 20
 ROW_COPIES = 6
 """How many times a row's residual streams are alive at once, roughly."""
 
-DIVIDED_KINDS = frozenset({"experts", "expert_scales", "engram_tables", "engram_table_scales"})
+EXPERT_KINDS = frozenset({"experts", "expert_scales", "draft_experts", "draft_expert_scales"})
 ENGRAM_KINDS = frozenset({"engram_tables", "engram_table_scales"})
-VECTOR_KINDS = frozenset({"norms", "sinks", "engram_norms"})
+DIVIDED_KINDS = EXPERT_KINDS | ENGRAM_KINDS
+VECTOR_KINDS = frozenset({"norms", "sinks", "engram_norms", "draft_norms", "draft_sinks"})
 """Small enough to be float32 always."""
 
 KEPT_AS_STORED = "embed.weight"
@@ -54,7 +55,7 @@ class WeightClass:
     Attributes:
         stored_bytes: in the checkpoint.
         decoded_bytes: as float32 (tables that are read row by row: as stored).
-        part: "text" is loaded; "draft" and "vision" are recognised only.
+        part: "text" is loaded, "draft" with `speculation`; "vision" is recognised only.
     """
 
     kind: str
@@ -176,9 +177,11 @@ def _plan(
     engram: EngramAt,
 ) -> MemoryPlan:
     text = model.text
-    spec = CacheSpec.of(text, Topology.of(text))
+    parts = loaded_parts(model, config)
+    spec = CacheSpec.of(text, Topology.of(text), with_drafts="draft" in parts)
     on_devices = machine.num_devices > 0
-    memory, mapped = _weight_bytes(classes, held_as, engram, machine.num_devices)
+    loaded = [group for group in classes if group.part in parts]
+    memory, mapped = _weight_bytes(loaded, held_as, engram, machine.num_devices)
     plan = MemoryPlan(
         machine=machine,
         weights=classes,
@@ -198,12 +201,16 @@ def _plan(
     return replace(plan, num_blocks=_num_blocks(plan, config))
 
 
-def _weight_bytes(classes: tuple[WeightClass, ...], held_as: HeldAs, engram: EngramAt, num_devices: int) -> tuple[int, int]:
-    """Bytes of the text model in memory, and mapped from files."""
+def loaded_parts(model: ModelConfig, config: EngineConfig) -> tuple[Part, ...]:
+    """The parts of a checkpoint that are loaded."""
+    has_drafter = parse_speculation(config.speculation) != "off" and model.text.num_nextn_predict_layers > 0
+    return ("text", "draft") if has_drafter else ("text",)
+
+
+def _weight_bytes(classes: Sequence[WeightClass], held_as: HeldAs, engram: EngramAt, num_devices: int) -> tuple[int, int]:
+    """Bytes in memory, and mapped from files."""
     memory = mapped = 0
     for group in classes:
-        if group.part != "text":
-            continue
         if group.kind in ENGRAM_KINDS and engram == "mmap":
             mapped += group.stored_bytes
         elif num_devices:

@@ -138,7 +138,7 @@ def _weights_table(classes: Sequence[WeightClass]) -> Table:
     table = _table("Weights by class", "class", "tensors", "on disk", "as float32")
     table.add_column("loaded")
     for c in classes:
-        loaded_now = "yes" if c.part == "text" else "no"
+        loaded_now = {"text": "yes", "draft": "for speculation", "vision": "no"}[c.part]
         name = c.kind.replace("_", " ")
         table.add_row(name, f"{c.num_tensors:,}", readable(c.stored_bytes), readable(c.decoded_bytes), loaded_now)
     table.add_section()

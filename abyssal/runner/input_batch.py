@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,11 +59,25 @@ class InputBatch:
         self._tokens[slot, : len(ids)] = ids
         self._num_tokens[slot] = len(ids)
 
-    def append(self, slot: int, token_id: int) -> None:
-        """The next token of the slot's sequence became known."""
-        count = self._num_tokens[slot]
-        self._tokens[slot, count] = token_id
-        self._num_tokens[slot] = count + 1
+    def append(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The next tokens of the slot's sequence became known."""
+        count = int(self._num_tokens[slot])
+        self._tokens[slot, count : count + len(token_ids)] = token_ids
+        self._num_tokens[slot] = count + len(token_ids)
+
+    def num_tokens(self, slot: int) -> int:
+        """Tokens known of the slot's sequence."""
+        return int(self._num_tokens[slot])
+
+    def set_drafts(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Drafts stand behind the known tokens, where rows that verify them find them, until others are written there."""
+        count = int(self._num_tokens[slot])
+        self._tokens[slot, count : count + len(token_ids)] = token_ids
+
+    def drafts(self, slot: int, num_drafts: int) -> tuple[int, ...]:
+        """The first drafts of a slot."""
+        count = int(self._num_tokens[slot])
+        return tuple(self._tokens[slot, count : count + num_drafts].tolist())
 
     def next_ids(self, slot: int, start: int, num_rows: int) -> Ints:
         """Known tokens that follow each of the rows start .. start + num_rows - 1; fewer at the end of what is known."""
@@ -73,7 +88,8 @@ class InputBatch:
         """The flat inputs of a step.
 
         Args:
-            all_logits: requests that want logits of every row; the others get them for a row that `samples`.
+            all_logits: requests that want logits of every row; the others get them where rows sample: for the last known
+                token and for drafts.
         """
         geometry = self._geometry
         slots = np.array([r.state_slot for r in step.rows], np.int32)
@@ -148,7 +164,7 @@ def _logit_rows(step: SchedulerOutput, query_start: Ints, all_logits: frozenset[
         if rows.request_id in all_logits:
             wanted.append(np.arange(query_start[i], query_start[i + 1], dtype=np.int32))
         elif rows.samples:
-            wanted.append(query_start[i + 1 : i + 2] - 1)
+            wanted.append(np.arange(query_start[i + 1] - rows.num_logit_rows, query_start[i + 1], dtype=np.int32))
     return np.concatenate(wanted) if wanted else np.zeros(0, np.int32)
 
 

@@ -1,54 +1,87 @@
-"""ModelRunner: executes a scheduled step. Owns the model, the cache tensors and the per-slot inputs."""
+"""ModelRunner: executes a scheduled step. Owns the model, the cache tensors and the per-slot inputs.
+
+gather -> FlashModel.forward -> AcceptanceRule.verify -> Drafting.draft
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 import torch
 
 from ..cache.storage import CacheStorage
-from ..core.batch import ForwardBatch, RunnerOutput, SampledToken, ScheduledRows, SchedulerOutput, SlotAssignment, TokenLogprobs
+from ..core.batch import (
+    ForwardBatch,
+    RunnerOutput,
+    ScheduledRows,
+    SchedulerOutput,
+    SlotAssignment,
+    StepTiming,
+    TokenLogprobs,
+)
 from ..model.common import Caches
+from .drafting import Drafting, DraftRequest
 from .input_batch import BatchGeometry, InputBatch
-from .sampler import SamplingRow, sample, token_logprobs
+from .sampler import token_logprobs
+from .verify import CoupledAcceptance, Verification
 
 
 class Model(Protocol):
     """What a runner needs of a model."""
 
-    def forward(self, batch: ForwardBatch, caches: Caches) -> torch.Tensor:
-        """Logits float32 [M, V] of `batch.logit_rows`."""
+    def forward(self, batch: ForwardBatch, caches: Caches, features: list[torch.Tensor] | None = None) -> torch.Tensor:
+        """Logits float32 [M, V] of `batch.logit_rows`; `features` takes what a drafter observes."""
         ...
 
 
 class ModelRunner:
-    """Runs steps one after another, in the order in which they were scheduled."""
+    """Runs steps one after another, in the order in which they were scheduled.
 
-    def __init__(self, model: Model, storage: CacheStorage, geometry: BatchGeometry) -> None:
+    Attributes:
+        drafting: None, or what drafts tokens; may be exchanged while no request runs.
+    """
+
+    def __init__(
+        self, model: Model, storage: CacheStorage, geometry: BatchGeometry, drafting: Drafting | None = None
+    ) -> None:
         self._model, self._storage = model, storage
         self._inputs = InputBatch(geometry)
         self._assigned: dict[int, SlotAssignment] = {}
+        self.drafting = drafting
+        self._plain = CoupledAcceptance()
 
     @torch.inference_mode()
     def run(self, step: SchedulerOutput) -> RunnerOutput:
-        """Compute a step's rows and draw the tokens that follow them."""
+        """Compute a step's rows, draw the tokens that follow them, and draft those that may come after."""
         for assignment in step.assignments:
             self._inputs.assign(assignment)
             self._assigned[assignment.state_slot] = assignment
         if not step.rows:
             return RunnerOutput()
+        begin = time.perf_counter()
         scored = frozenset(r.request_id for r in step.rows if _wants_prompt_rows(self._assigned[r.state_slot]))
         batch = self._inputs.gather(step, scored)
-        logits = self._model.forward(batch, self._storage)
-        return self._finish(step, scored, logits)
+        features: list[torch.Tensor] | None = None if self.drafting is None else []
+        logits = self._model.forward(batch, self._storage, features)
+        if self.drafting is not None and features is not None:
+            self.drafting.model.observe(features, batch, self._storage)
+        computed = time.perf_counter()
+        output = self._finish(step, scored, logits)
+        drawn = time.perf_counter()
+        self._draft(step, output)
+        timing = StepTiming(computed - begin, drawn - computed, time.perf_counter() - drawn)
+        return RunnerOutput(
+            output.sampled, output.drafts, output.prompt_logprobs, output.prompt_logits, output.errors, timing
+        )
 
     def _finish(self, step: SchedulerOutput, scored: frozenset[str], logits: torch.Tensor) -> RunnerOutput:
         output = RunnerOutput()
-        sampling: list[tuple[ScheduledRows, SamplingRow, int]] = []
+        sampling: list[tuple[ScheduledRows, Verification]] = []
         begin = 0
         for rows in step.rows:
             assigned = self._assigned[rows.state_slot]
-            count = rows.num_rows if rows.request_id in scored else int(rows.samples)
+            count = rows.num_rows if rows.request_id in scored else rows.num_logit_rows
             part = logits[begin : begin + count]
             begin += count
             if assigned.wants_prompt_logits:
@@ -56,16 +89,45 @@ class ModelRunner:
             if assigned.params.prompt_logprobs is not None:
                 output.prompt_logprobs[rows.request_id] = self._prompt_logprobs(rows, assigned, part)
             if rows.samples:
-                row = SamplingRow(assigned.params, assigned.seed, rows.start + rows.num_rows)
-                sampling.append((rows, row, begin - 1))
-        drawn = sample(logits[[index for *_, index in sampling]], [row for _, row, _ in sampling]) if sampling else []
-        for (rows, _, _), result in zip(sampling, drawn, strict=True):
-            if isinstance(result, SampledToken):
-                output.sampled[rows.request_id] = result
-                self._inputs.append(rows.state_slot, result.token_id)
-            else:
+                sampling.append((rows, self._verification(rows, assigned, begin - 1 - rows.num_drafts)))
+        rule = self._plain if self.drafting is None else self.drafting.rule
+        verified = rule.verify(logits, [verification for _, verification in sampling]) if sampling else []
+        for (rows, _), result in zip(sampling, verified, strict=True):
+            if isinstance(result, str):
                 output.errors[rows.request_id] = result
+            else:
+                output.sampled[rows.request_id] = result
+                self._inputs.append(rows.state_slot, [token.token_id for token in result])
         return output
+
+    def _verification(self, rows: ScheduledRows, assigned: SlotAssignment, first_row: int) -> Verification:
+        position = rows.start + rows.num_rows - rows.num_drafts
+        draft_ids = self._inputs.drafts(rows.state_slot, rows.num_drafts)
+        return Verification(rows.state_slot, first_row, draft_ids, assigned.params, assigned.seed, position)
+
+    def _draft(self, step: SchedulerOutput, output: RunnerOutput) -> None:
+        requests = []
+        for rows in step.rows:
+            sampled = output.sampled.get(rows.request_id)
+            if rows.drafts_wanted and sampled is not None:
+                assigned, position = self._assigned[rows.state_slot], self._inputs.num_tokens(rows.state_slot) - 1
+                requests.append(
+                    DraftRequest(
+                        rows.request_id,
+                        rows.state_slot,
+                        sampled[-1].token_id,
+                        position,
+                        rows.drafts_wanted,
+                        assigned.params,
+                        assigned.seed,
+                    )
+                )
+        if not requests:
+            return
+        assert self.drafting is not None, "drafts were scheduled, but nothing drafts"
+        for request, drafts in zip(requests, self.drafting.draft(requests, self._storage), strict=True):
+            self._inputs.set_drafts(request.state_slot, drafts.token_ids)
+            output.drafts[request.request_id] = tuple(drafts.confidence)
 
     def _prompt_logprobs(self, rows: ScheduledRows, assigned: SlotAssignment, logits: torch.Tensor) -> list[TokenLogprobs]:
         wanted = assigned.params.prompt_logprobs

@@ -7,7 +7,8 @@
 `schedule` decides a step, a runner computes it, `update` takes the results. A step is filled in three passes:
 
 1. one row for each running request that has one known token left to compute. If such a request needs a block and none is
-   free, the latest arrival yields: itself, or one that this step has not come to yet;
+   free, the latest arrival yields: itself, or one that this step has not come to yet. Behind its own row come rows that
+   verify drafted tokens, as many as `speculation` grants;
 2. the next chunk of each running request that is still inside its known tokens, oldest first;
 3. chunks of waiting requests, in order of arrival, as long as rows, slots and blocks last. A request is admitted only if
    blocks for all its known tokens are free, and takes them all: a prompt never gets stuck half-way.
@@ -20,6 +21,11 @@ yet has nothing left to compute and is passed over, prompts go on, and nothing i
 order in which they were scheduled, and updated in that order; ids that were given back may then be handed out at once, for
 the step that takes them over runs after the one that still wrote to them.
 
+**Drafts.** The runner holds drafted tokens for a slot; the scheduler knows how many and their confidences. Rows that verify
+them count as computed like any other, and `update` sets the count back to what was accepted: rows beyond it are written
+again by the next step, and nobody reads them before. A row for a draft never costs another request its place: it takes rows
+that are left over and blocks that are free.
+
 **Late results.** Each stay of a request among the running ones has a number, the epoch, which its rows carry. Results whose
 epoch is not that of a running request are dropped: the request has ended or was preempted in the meantime, and a token
 dropped so is drawn again.
@@ -27,13 +33,15 @@ dropped so is drawn again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from ..cache.manager import CacheManager
 from ..core.batch import RunnerOutput, ScheduledRows, SchedulerOutput, SlotAssignment
 from ..core.errors import InvalidRequest
 from ..core.request import FinishReason, Request, RequestStatus
 from .policy import ArrivalQueue, choose_victim, headroom_blocks, why_never_fits
+from .speculation import Proposal, Speculation
 from .stopping import check_stop
 
 
@@ -43,12 +51,18 @@ class _Stay:
 
     Attributes:
         num_blocks: length of the block table that the runner knows.
+        drafts: confidence logits of the tokens that the runner has drafted for the slot.
+        earlier_drafts: those of the drafts before, which were judged.
+        num_unjudged: drafts whose rows count as computed and were not judged yet.
     """
 
     request: Request
     epoch: int
     state_slot: int
     num_blocks: int = 0
+    drafts: tuple[float, ...] = ()
+    earlier_drafts: tuple[float, ...] = ()
+    num_unjudged: int = 0
 
 
 @dataclass(slots=True)
@@ -69,9 +83,18 @@ class Scheduler:
         cache_manager: where blocks and state slots come from; nobody else takes any.
         max_num_seqs: requests running at a time; fewer if the row budget is smaller, so that each can decode in every step.
         max_num_batched_tokens: rows of one step.
+
+    Attributes:
+        speculation: None, or what decides on drafts; may be exchanged while no request runs.
     """
 
-    def __init__(self, cache_manager: CacheManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        cache_manager: CacheManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        speculation: Speculation | None = None,
+    ) -> None:
         assert max_num_seqs > 0, f"max_num_seqs={max_num_seqs} leaves nothing to run"
         assert max_num_batched_tokens > 0, f"max_num_batched_tokens={max_num_batched_tokens} leaves nothing to run"
         self._cache = cache_manager
@@ -83,6 +106,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_epochs = 0
         self._num_preemptions = 0
+        self.speculation = speculation
 
     @property
     def has_unfinished(self) -> bool:
@@ -130,10 +154,18 @@ class Scheduler:
             self._finish(request, FinishReason.ABORT)
         return request
 
-    def stop(self, request_id: str, stop_reason: int | str | None = None) -> Request | None:
-        """End a request because of what it has written, as a stop string does. Returns as `abort` does."""
+    def stop(
+        self, request_id: str, stop_reason: int | str | None = None, *, num_output_tokens: int | None = None
+    ) -> Request | None:
+        """End a request because of what it has written, as a stop string does. Returns as `abort` does.
+
+        Args:
+            num_output_tokens: with which of its tokens it ends, if not with the last; later ones are dropped.
+        """
         request = self._requests.get(request_id)
         if request is not None:
+            if num_output_tokens is not None:
+                del request.output_token_ids[num_output_tokens:]
             self._finish(request, FinishReason.STOP, stop_reason=stop_reason)
         return request
 
@@ -143,13 +175,14 @@ class Scheduler:
         self._schedule_decodes(step)
         self._schedule_chunks(step)
         self._admit(step)
+        self._want_drafts(step)
         return SchedulerOutput(tuple(step.assignments), tuple(step.rows))
 
     def update(self, scheduler_output: SchedulerOutput, runner_output: RunnerOutput) -> list[Request]:
         """Take the results of a step: append tokens, end requests that stop or failed, give back what they held.
 
         Returns:
-            The requests whose results counted, in the order of the rows: each got a token, ended, or moved on inside its
+            The requests whose results counted, in the order of the rows: each got tokens, ended, or moved on inside its
             known tokens. Results of a request that is not listed came too late and must not be used.
         """
         accepted = []
@@ -161,8 +194,10 @@ class Scheduler:
             if rows.request_id in runner_output.errors:
                 self._finish(request, FinishReason.ERROR, error=runner_output.errors[rows.request_id])
             elif rows.samples:
-                self._append(request, runner_output)
+                self._append(stay, rows, runner_output)
             accepted.append(request)
+        if self.speculation is not None and runner_output.timing is not None:
+            self.speculation.observe(runner_output.timing, scheduler_output, runner_output)
         return accepted
 
     def check_integrity(self) -> None:
@@ -185,7 +220,8 @@ class Scheduler:
     def _check_running(self, stay: _Stay) -> None:
         request, request_id = stay.request, stay.request.request_id
         assert request.status is RequestStatus.RUNNING, f"request {request_id} runs, but its status is {request.status}"
-        assert request.num_computed_tokens <= request.num_tokens, f"request {request_id} is ahead of its own tokens"
+        most = request.num_tokens + stay.num_unjudged
+        assert request.num_computed_tokens <= most, f"request {request_id} is ahead of its own tokens"
         assert self._cache.slot(request_id) == stay.state_slot, f"request {request_id} lost slot {stay.state_slot}"
         num_blocks = len(self._cache.blocks(request_id))
         assert num_blocks == stay.num_blocks, f"request {request_id} holds {num_blocks} blocks, {stay.num_blocks} were sent"
@@ -200,6 +236,7 @@ class Scheduler:
         assert not self._cache.blocks(request_id), f"request {request_id} waits, but holds blocks"
 
     def _schedule_decodes(self, step: _Step) -> None:
+        decoding: list[tuple[_Stay, tuple[int, ...]]] = []
         for stay in tuple(self._running.values()):
             request = stay.request
             is_preempted = request.status is not RequestStatus.RUNNING
@@ -207,7 +244,56 @@ class Scheduler:
                 continue
             block_ids = self._grow(request)
             if block_ids is not None:
-                self._add_rows(step, stay, block_ids)
+                decoding.append((stay, block_ids))
+        lengths = self._draft_lengths([stay for stay, _ in decoding], step.budget - len(decoding))
+        for (stay, block_ids), length in zip(decoding, lengths, strict=True):
+            more_ids = self._cache.allocate(stay.request.request_id, stay.request.num_tokens + length) if length else ()
+            self._add_rows(step, stay, block_ids + (more_ids or ()), length if more_ids is not None else 0)
+
+    def _draft_lengths(self, decoding: Sequence[_Stay], room: int) -> list[int]:
+        """How many drafts of each decoding request to verify, `room` rows being left for them."""
+        if self.speculation is None or not any(stay.drafts for stay in decoding):
+            return [0] * len(decoding)
+        proposals = []
+        for stay in decoding:
+            most = min(len(stay.drafts), self._most_drafts(stay.request, stay.request.num_tokens))
+            proposals.append(Proposal(stay.drafts, stay.earlier_drafts, most))
+        return self.speculation.lengths(proposals, min(self._prompt_rows(), room), room)
+
+    def _most_drafts(self, request: Request, num_tokens: int) -> int:
+        """Drafts that a request of `num_tokens` tokens can use: a step draws one token more than it accepts."""
+        left = self._max_tokens(request) - num_tokens - 1
+        return request.row_schedule.limit(num_tokens - 1, 1 + left) - 1 if left > 0 else 0
+
+    def _max_tokens(self, request: Request) -> int:
+        """Prompt and output together. One token may lie beyond the cache: the last, which nothing follows."""
+        most = min(request.max_total_tokens, self._cache.capacity_tokens + 1)
+        max_tokens = request.params.max_tokens
+        return most if max_tokens is None else min(most, request.num_prompt_tokens + max_tokens)
+
+    def _prompt_rows(self) -> int:
+        """Rows of known tokens that wait to be computed beside the decoding requests', as far as they are admitted."""
+        requests = (stay.request for stay in self._running.values())
+        missing = (request.num_tokens - request.num_computed_tokens for request in requests)
+        num_rows = sum(count for count in missing if count > 1)
+        if self._waiting and len(self._running) < self._max_running:
+            num_rows += self._waiting.head().num_tokens
+        return num_rows
+
+    def _want_drafts(self, step: _Step) -> None:
+        """Order drafts for the requests that draw a token in this step."""
+        drawing = [i for i, rows in enumerate(step.rows) if rows.samples]
+        if self.speculation is None or not drawing:
+            return
+        most = []
+        for i in drawing:
+            request = self._running[step.rows[i].request_id].request
+            most.append(self._most_drafts(request, request.num_tokens + 1))
+        room = self._max_rows - len(drawing)
+        wanted = self.speculation.wanted(most, min(self._prompt_rows(), room), room)
+        for i, count in zip(drawing, wanted, strict=True):
+            if count:
+                step.rows[i] = replace(step.rows[i], drafts_wanted=count)
 
     def _schedule_chunks(self, step: _Step) -> None:
         for stay in self._running.values():
@@ -256,12 +342,14 @@ class Scheduler:
         self._num_preemptions += 1
         self._waiting.push_back(request)
 
-    def _add_rows(self, step: _Step, stay: _Stay, block_ids: tuple[int, ...]) -> None:
+    def _add_rows(self, step: _Step, stay: _Stay, block_ids: tuple[int, ...], num_drafts: int = 0) -> None:
         request = stay.request
         start = request.num_computed_tokens
-        num_rows = request.row_schedule.limit(start, min(request.num_tokens - start, step.budget))
+        num_known = request.row_schedule.limit(start, min(request.num_tokens - start, step.budget))
+        num_rows = num_known + num_drafts
         step.budget -= num_rows
         request.num_computed_tokens = start + num_rows
+        stay.num_unjudged += num_drafts
         step.rows.append(
             ScheduledRows(
                 request_id=request.request_id,
@@ -270,21 +358,37 @@ class Scheduler:
                 num_rows=num_rows,
                 first_new_block=stay.num_blocks,
                 new_block_ids=block_ids,
-                samples=start + num_rows == request.num_tokens,
+                samples=start + num_known == request.num_tokens,
+                num_drafts=num_drafts,
                 epoch=stay.epoch,
             )
         )
         stay.num_blocks += len(block_ids)
 
-    def _append(self, request: Request, runner_output: RunnerOutput) -> None:
+    def _append(self, stay: _Stay, rows: ScheduledRows, runner_output: RunnerOutput) -> None:
+        request = stay.request
         sampled = runner_output.sampled.get(request.request_id)
-        assert sampled is not None, f"the runner drew no token for request {request.request_id} and reported no error"
-        request.output_token_ids.append(sampled.token_id)
+        assert sampled, f"the runner drew no token for request {request.request_id} and reported no error"
+        self._judge(stay, rows, len(sampled) - 1, runner_output.drafts.get(request.request_id, ()))
         # A sequence one token longer than the cache cannot be continued: its last token has no place there.
-        end = check_stop(request, min(request.max_total_tokens, self._cache.capacity_tokens + 1))
-        if end is not None:
-            reason, stop_reason = end
-            self._finish(request, reason, stop_reason=stop_reason)
+        max_total_tokens = min(request.max_total_tokens, self._cache.capacity_tokens + 1)
+        for token in sampled:
+            request.output_token_ids.append(token.token_id)
+            end = check_stop(request, max_total_tokens)
+            if end is not None:
+                reason, stop_reason = end
+                self._finish(request, reason, stop_reason=stop_reason)
+                return
+
+    def _judge(self, stay: _Stay, rows: ScheduledRows, num_accepted: int, next_drafts: tuple[float, ...]) -> None:
+        """Set the computed rows back to what was accepted, and note the drafts that the runner holds from now on."""
+        stay.request.num_computed_tokens -= rows.num_drafts - num_accepted
+        stay.num_unjudged -= rows.num_drafts
+        if self.speculation is not None:
+            self.speculation.judged(stay.drafts, rows, num_accepted, next_drafts)
+        if stay.drafts:
+            stay.earlier_drafts = stay.drafts
+        stay.drafts = next_drafts
 
     def _finish(
         self, request: Request, reason: FinishReason, *, stop_reason: int | str | None = None, error: str | None = None

@@ -366,7 +366,7 @@ def test_a_late_token_of_a_preempted_request_is_drawn_again(make_loop, make_requ
         _, result_in_flight = loop.pending[-1]
         loop.step()
     num_kept = len(young.output_token_ids)
-    assert result_in_flight.sampled["r1"].token_id == expected_output(young, 90)[num_kept]
+    assert result_in_flight.sampled["r1"][0].token_id == expected_output(young, 90)[num_kept]
     loop.drain()
     assert young.output_token_ids == expected_output(young, 90)
     assert old.output_token_ids == expected_output(old, 90)

@@ -77,7 +77,7 @@ class FakeRunner:
                 self.failing.discard(rows.request_id)
                 errors[rows.request_id] = "not a number in layer 3"
             elif token_id is not None:
-                sampled[rows.request_id] = SampledToken(token_id)
+                sampled[rows.request_id] = [SampledToken(token_id)]
         return RunnerOutput(sampled=sampled, errors=errors)
 
     def _assign(self, assignment: SlotAssignment) -> None:

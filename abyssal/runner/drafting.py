@@ -1,0 +1,93 @@
+"""Drafting: runs the drafter for the requests of a step and draws their drafts by the acceptance rule in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..core.batch import DraftBatch, ForwardBatch
+from ..core.sampling_params import SamplingParams
+from ..model.common import Caches
+from ..model.dspark import DraftBlock, DraftChain
+from .sampler import SamplingRow
+from .verify import AcceptanceRule, without_logprobs
+
+
+class DraftModel(Protocol):
+    """What is asked of a drafter; see `DSpark`."""
+
+    block_size: int
+
+    def observe(self, features: list[torch.Tensor], batch: ForwardBatch, caches: Caches) -> None: ...
+    def batch(self, anchor_ids: torch.Tensor, block_start: torch.Tensor, state_slot: torch.Tensor) -> DraftBatch: ...
+    def propose(self, batch: DraftBatch, caches: Caches) -> DraftBlock: ...
+    def chain(
+        self, block: DraftBlock, anchor_ids: torch.Tensor, length: int, choose: Callable[[int, torch.Tensor], torch.Tensor]
+    ) -> DraftChain: ...
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """A request that wants drafts.
+
+    Attributes:
+        anchor_id: its newest token.
+        position: of the anchor.
+        length: tokens to draft, at least one.
+    """
+
+    request_id: str
+    state_slot: int
+    anchor_id: int
+    position: int
+    length: int
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Drafted tokens of one request and the logits of their confidences."""
+
+    token_ids: list[int]
+    confidence: list[float]
+
+
+Oracle = Callable[[DraftRequest, Drafts], Drafts]
+"""Replaces what was drafted (tests, simulated acceptance)."""
+
+
+class Drafting:
+    """A drafter and an acceptance rule.
+
+    Attributes:
+        oracle: None, or what replaces each draft.
+    """
+
+    def __init__(self, model: DraftModel, rule: AcceptanceRule) -> None:
+        self.model, self.rule = model, rule
+        self.oracle: Oracle | None = None
+
+    def draft(self, requests: Sequence[DraftRequest], caches: Caches) -> list[Drafts]:
+        """Draft for all requests in one pass."""
+        anchors = torch.tensor([r.anchor_id for r in requests], dtype=torch.int32)
+        starts = torch.tensor([r.position for r in requests], dtype=torch.int32)
+        slots = [r.state_slot for r in requests]
+        block = self.model.propose(self.model.batch(anchors, starts, torch.tensor(slots, dtype=torch.int32)), caches)
+        params = [without_logprobs(r.params) for r in requests]
+
+        def choose(place: int, logits: torch.Tensor) -> torch.Tensor:
+            rows = [SamplingRow(p, r.seed, r.position + 1 + place) for p, r in zip(params, requests, strict=True)]
+            return torch.tensor(self.rule.draft(logits, slots, rows, place), dtype=torch.int32)
+
+        chain = self.model.chain(block, anchors, max(r.length for r in requests), choose)
+        ids, confidence = chain.token_ids.tolist(), chain.confidence.nan_to_num(nan=-torch.inf).tolist()
+        drafts = [
+            Drafts(own_ids[: r.length], own[: r.length]) for r, own_ids, own in zip(requests, ids, confidence, strict=True)
+        ]
+        if self.oracle is not None:
+            drafts = [self.oracle(request, own) for request, own in zip(requests, drafts, strict=True)]
+        return drafts

@@ -1,0 +1,223 @@
+"""How many drafted tokens a step verifies, whose, and whether new ones are drafted.
+
+A row that verifies a draft costs what any row costs, and gives a token with the probability that all drafts up to it are
+accepted, its *survival*. The total is the one with the most expected tokens for each second of a step; the rows go to the
+highest survivals.
+
+**Why old figures decide the total.** With acceptance by rejection, output is distributed as without drafts only if
+whether a draft is verified does not depend on the draft itself or on later ones. The confidence of draft k + 1 was computed
+from draft k, so a total chosen by confidences of the drafts at hand would look at what it is about to judge. The total is
+therefore computed from confidences of drafts that were judged already, and is then split by those of the drafts at hand.
+The split is safe: survivals fall within a request, so a draft's own rank depends on earlier drafts of its request only, and
+ties go to the earlier one. With coupled acceptance none of this matters for the output; one rule serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..core.batch import RunnerOutput, ScheduledRows, SchedulerOutput, StepTiming
+from .acceptance import Acceptance, survivals
+from .costs import StepCosts
+
+PROBE_SHARE = 0.01
+"""Share of the time that is spent on drafts while they do not pay, to notice when they would."""
+
+MIN_ADVANTAGE = 1.01
+"""Drafting begins or goes on if it is expected to be faster by at least this factor."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts of one request that may be verified in this step.
+
+    Attributes:
+        current: confidence logits of the drafts at hand.
+        earlier: those of the drafts that were judged before these; empty if there were none.
+        most: how many may be verified.
+    """
+
+    current: tuple[float, ...]
+    earlier: tuple[float, ...]
+    most: int
+
+
+class DraftRule(Protocol):
+    """Decides on drafts, one step after another."""
+
+    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
+        """How many drafts of each request to verify.
+
+        Args:
+            proposals: one for each request that decodes in this step, which has a row without any draft.
+            other_rows: rows of prompts that want to be in the step.
+            room: rows that the step can take for drafts.
+        """
+        ...
+
+    def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
+        """How many tokens to draft for each request that draws a token in this step.
+
+        Args:
+            most: how many the next step could verify of each.
+            other_rows, room: of the next step, as far as is known.
+        """
+        ...
+
+
+def split_rows(total: int, current: Sequence[Sequence[float]]) -> list[int]:
+    """Give `total` rows to the highest survivals, the earlier one on ties. Each list of survivals must not rise."""
+    ranked = sorted(
+        ((-survival, i) for i, values in enumerate(current) for survival in values),
+        key=lambda pair: pair[0],
+    )
+    lengths = [0] * len(current)
+    for _, i in ranked[:total]:
+        lengths[i] += 1
+    return lengths
+
+
+def best_total(
+    num_requests: int,
+    expected: Sequence[Sequence[float]],
+    other_rows: int,
+    room: int,
+    costs: StepCosts,
+    drafting: float = 0.0,
+) -> tuple[int, float]:
+    """The number of draft rows with the most rows and tokens gained a second, the fewest on ties, and that speed.
+
+    Rows of prompts count as gained too, or a long prompt beside them would make drafts look free.
+
+    Args:
+        num_requests: requests with a row of their own.
+        expected: survivals of their drafts.
+        drafting: seconds of the step that depend on neither.
+    """
+    tokens = float(num_requests)
+    best, best_speed = 0, (tokens + other_rows) / (costs.seconds(num_requests + other_rows, tokens) + drafting)
+    ranked = sorted((survival for values in expected for survival in values), reverse=True)
+    for total, survival in enumerate(ranked[:room], 1):
+        tokens += survival
+        seconds = costs.seconds(num_requests + other_rows + total, tokens) + drafting
+        speed = (tokens + other_rows) / seconds
+        if speed > best_speed:
+            best, best_speed = total, speed
+    return best, best_speed
+
+
+class FixedSpeculation:
+    """Always `num_drafts`, as far as there is room."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+
+    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
+        lengths = []
+        for proposal in proposals:
+            lengths.append(min(self._num_drafts, proposal.most, room))
+            room -= lengths[-1]
+        return lengths
+
+    def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
+        return [min(self._num_drafts, limit) for limit in most]
+
+
+class AutoSpeculation:
+    """As many as pay by measured costs and expected acceptance; none where the batch is full.
+
+    While drafting does not pay, one request drafts now and then, and one of its tokens is verified, so that a change is
+    noticed.
+    """
+
+    def __init__(self, costs: StepCosts, acceptance: Acceptance) -> None:
+        self._costs, self._acceptance = costs, acceptance
+        self._credit = 0.0
+        self._num_probes = 0
+        self._is_probing = False
+
+    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
+        room = max(0, room - other_rows)
+        expected = [survivals(self._judged(proposal)[: proposal.most]) for proposal in proposals]
+        total, _ = best_total(len(proposals), expected, other_rows, room, self._costs)
+        if self._is_probing:
+            total = max(total, min(1, room))
+        current = [survivals(self._acceptance.conditional(p.current[: p.most])) for p in proposals]
+        return split_rows(total, current)
+
+    def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
+        self._is_probing = False
+        if not most:
+            return []
+        most = [min(limit, self._acceptance.block_size) for limit in most]
+        expected = [survivals(self._acceptance.typical(limit)) for limit in most]
+        num_drafting = sum(limit > 0 for limit in most)
+        drafting = self._costs.drafting_seconds(num_drafting)
+        room = max(0, room - other_rows)
+        without = (len(most) + other_rows) / self._costs.seconds(len(most) + other_rows, len(most))
+        total, speed = best_total(len(most), expected, other_rows, room, self._costs, drafting)
+        if total and speed > MIN_ADVANTAGE * without:
+            return list(most)
+        return self._probe(most, other_rows)
+
+    def _probe(self, most: Sequence[int], other_rows: int) -> list[int]:
+        num_rows = len(most) + other_rows
+        alone = self._costs.seconds(num_rows, len(most))
+        self._credit += PROBE_SHARE * alone
+        price = self._costs.drafting_seconds(1) + self._costs.seconds(num_rows + 1, len(most) + 1) - alone
+        able = [i for i, limit in enumerate(most) if limit > 0]
+        if self._credit < price or not able:
+            return [0] * len(most)
+        self._credit, self._is_probing = 0.0, True
+        chosen = able[self._num_probes % len(able)]
+        self._num_probes += 1
+        return [limit if i == chosen else 0 for i, limit in enumerate(most)]
+
+    def _judged(self, proposal: Proposal) -> list[float]:
+        """Conditional acceptance by figures that are older than the drafts at hand."""
+        earlier = self._acceptance.conditional(proposal.earlier[: len(proposal.current)])
+        return earlier + self._acceptance.typical(len(proposal.current))[len(earlier) :]
+
+
+Recorder = Callable[[tuple[float, ...], int, int], None]
+"""Told of judged drafts: their confidence logits, how many were verified, how many were accepted."""
+
+
+class Speculation:
+    """What a scheduler asks about drafts, and tells of them.
+
+    Attributes:
+        acceptance: counts, and what confidences are worth.
+        recorder: None, or who is told of each request's judged drafts (calibration).
+    """
+
+    def __init__(self, rule: DraftRule, acceptance: Acceptance, costs: StepCosts | None = None) -> None:
+        self._rule, self._costs = rule, costs
+        self.acceptance = acceptance
+        self.recorder: Recorder | None = None
+
+    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
+        """See `DraftRule`."""
+        return self._rule.lengths(proposals, other_rows, room)
+
+    def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
+        """See `DraftRule`."""
+        return self._rule.wanted(most, other_rows, room)
+
+    def judged(
+        self, drafts: tuple[float, ...], rows: ScheduledRows, num_accepted: int, next_drafts: tuple[float, ...]
+    ) -> None:
+        """A request's rows came back: of its `drafts`, the first were accepted; the runner drafted `next_drafts`."""
+        if rows.num_rows - rows.num_drafts == 1:
+            self.acceptance.record_verified(drafts, rows.num_drafts, num_accepted)
+            if self.recorder is not None and drafts:
+                self.recorder(drafts, rows.num_drafts, num_accepted)
+        self.acceptance.record_drafted(next_drafts)
+
+    def observe(self, timing: StepTiming, scheduled: SchedulerOutput, result: RunnerOutput) -> None:
+        """Learn from the time that a step took."""
+        if self._costs is not None and all(rows.samples and rows.num_rows == rows.num_logit_rows for rows in scheduled.rows):
+            num_tokens = sum(len(tokens) for tokens in result.sampled.values())
+            self._costs.observe(timing, scheduled.num_rows, num_tokens, len(result.drafts))
