@@ -6,6 +6,7 @@ compiler the package installs all the same and runs in plain torch; `abyssal doc
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -19,6 +20,16 @@ from setuptools.extension import Extension
 
 NATIVE = Path("abyssal/backends/cpu/native")
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread"]
+
+
+def _sources_digest() -> str:
+    """What `abyssal.backends.cpu.native.sources.digest` says, without importing the package."""
+    spec = importlib.util.spec_from_file_location("sources", NATIVE / "sources.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.digest()
+
+
 VARIANTS = {
     "x86_64": {"x86_64_v3": ["-march=x86-64-v3"], "x86_64_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"]},
     "aarch64": {"aarch64": []},
@@ -37,8 +48,9 @@ class BuildNative(build_ext):
         if compiler is None or not variants:
             self._skip("no C++ compiler was found" if variants else f"there are none for {platform.machine()}")
             return
+        define = f'-DABYSSAL_SOURCES="{_sources_digest()}"'
         for name, flags in variants.items():
-            command = [compiler, *FLAGS, *flags, *sorted(ext.sources), "-o", str(target / f"libabyssal_{name}.so")]
+            command = [compiler, *FLAGS, *flags, define, *sorted(ext.sources), "-o", str(target / f"libabyssal_{name}.so")]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 self._skip(f"{' '.join(command)}\n{result.stderr}")

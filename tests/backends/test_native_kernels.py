@@ -20,7 +20,7 @@ from abyssal.ops.norm_rope import RotaryRows
 from abyssal.quant.convert import decode, encode_fp4_rows, encode_fp8_tiles
 from abyssal.quant.formats import StoredMatrix
 
-VARIANTS = [v for v in native.runnable_variants() if native.library_path(v).is_file()]
+VARIANTS = [v for v in native.runnable_variants() if native.library_path(v)]
 ROWS = [1, 2, 3, 5, 8, 9, 17, 33, 64, 65]
 
 needs_native = pytest.mark.skipif(not VARIANTS, reason="no native library was built")

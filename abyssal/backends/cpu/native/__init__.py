@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import sysconfig
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .kernels import Kernels, declare
+from .sources import digest
 
 VARIANTS = {
     "x86_64": (
@@ -26,9 +28,19 @@ VARIANTS = {
 """Libraries by machine, best first, and the processor flags that each needs."""
 
 
-def library_path(variant: str) -> Path:
-    """Where the library of an instruction set lies if it was built."""
-    return Path(__file__).parent / f"libabyssal_{variant}.so"
+def library_path(variant: str) -> Path | None:
+    """The library of an instruction set: beside this file, or where the package is installed if this is a checkout of it."""
+    inside = Path(__package__.replace(".", "/")) / f"libabyssal_{variant}.so"
+    roots = [Path(__file__).parents[4], *(Path(sysconfig.get_paths()[key]) for key in ("platlib", "purelib"))]
+    return next((path for root in roots if (path := root / inside).is_file() and _is_current(path)), None)
+
+
+@cache
+def _is_current(path: Path) -> bool:
+    """Whether a library was built from these sources. Anything else may not be called: its functions may differ."""
+    sources = ctypes.CDLL(str(path)).abyssal_sources
+    sources.restype = ctypes.c_char_p
+    return bool(sources().decode() == digest())
 
 
 def processor_flags() -> set[str]:
@@ -51,7 +63,7 @@ def load(variant: str | None = None) -> ctypes.CDLL | None:
     """The library of an instruction set, or the best one that this processor runs; None if there is none."""
     for name in [variant] if variant else runnable_variants():
         path = library_path(name)
-        if path.is_file():
+        if path is not None:
             library = ctypes.CDLL(str(path))
             declare(library)
             return library
@@ -63,7 +75,7 @@ def why_missing() -> str:
     variants = runnable_variants()
     if not variants:
         return f"there is no native library for this processor ({platform.machine()}; x86-64 needs AVX2 and FMA)"
-    return "no native library was built when the package was installed; install it again where a C++ compiler is on PATH"
+    return "no native library was built from these sources; install the package again where a C++ compiler is on PATH"
 
 
 def entries(library: ctypes.CDLL, num_threads: int) -> dict[str, Callable[..., Any]]:

@@ -241,4 +241,13 @@ void abyssal_linear(const float* x, int64_t rows, int64_t groups, const Matrix* 
 }
 
 void abyssal_set_num_threads(int64_t n) { set_num_threads(int(n)); }
+
+// The digest of the sources that this library was built from.
+const char* abyssal_sources() {
+#if defined(ABYSSAL_SOURCES)
+    return ABYSSAL_SOURCES;
+#else
+    return "unknown";
+#endif
+}
 }
