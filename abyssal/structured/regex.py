@@ -33,6 +33,7 @@ _WIDE = {
     "s": _NARROW["s"] + r"\x1C-\x1F\x{85}\x{FEFF}",
 }
 _NO_LINE_END = r"[^\n\r\x{2028}\x{2029}]"
+_ANYTHING = "(?s:.*)"
 _EVERYTHING = (r"\s\S]", r"\S\s]", r"\d\D]", r"\D\d]", r"\w\W]", r"\W\w]")
 _NAMED_ESCAPES = {"t": 9, "n": 10, "r": 13, "f": 12, "v": 11}
 _WHY = {
@@ -84,18 +85,19 @@ class Rewritten:
     is_exact: bool
 
 
-def rewrite(pattern: str, *, anchors: bool = True, json_text: bool = True) -> Rewritten:
+def rewrite(pattern: str, *, anchors: bool = True, searched: bool = False, json_text: bool = True) -> Rewritten:
     """Rewrite an expression in the engine's syntax.
 
     Args:
         pattern: as the user wrote it.
-        anchors: keep `^` and `$` (the pattern is searched for); False where it must match the whole text anyway.
+        anchors: keep `^` and `$` (the engine searches for the pattern); False where the whole text has to match anyway.
+        searched: the result has to match a whole text in which the pattern occurs; it holds no anchors.
         json_text: the text stands in a JSON string, where control characters without a short escape cannot be written.
 
     Raises:
         RegexError: saying what is not supported and where.
     """
-    parser = _Parser(pattern, anchors=anchors, json_text=json_text)
+    parser = _Parser(pattern, anchors=anchors and not searched, searched=searched, json_text=json_text)
     piece = parser.alternatives(0)
     if parser.position < len(pattern):
         raise parser.error("unbalanced ')'")
@@ -129,9 +131,10 @@ def _spell(code: int) -> str:
 class _Parser:
     """Recursive descent over one pattern."""
 
-    def __init__(self, pattern: str, *, anchors: bool, json_text: bool) -> None:
+    def __init__(self, pattern: str, *, anchors: bool, searched: bool, json_text: bool) -> None:
         self._pattern = pattern
         self._anchors = anchors
+        self._searched = searched
         self._json_text = json_text
         self.position = 0
         self.is_exact = True
@@ -157,11 +160,17 @@ class _Parser:
             self.position += 1
             options.append(self._sequence(depth))
         return _Piece(
-            "|".join(o.text for o in options),
+            "|".join(self._padded(o) if depth == 0 else o.text for o in options),
             sum(o.positions for o in options),
             any(o.begins for o in options),
             any(o.ends for o in options),
         )
+
+    def _padded(self, option: _Piece) -> str:
+        """An alternative with what may stand around it."""
+        if not self._searched:
+            return option.text
+        return f"{'' if option.begins else _ANYTHING}{option.text}{'' if option.ends else _ANYTHING}"
 
     def _sequence(self, depth: int) -> _Piece:
         pieces: list[_Piece] = []
@@ -207,6 +216,8 @@ class _Parser:
         inner = self.alternatives(depth + 1)
         if self.position >= len(self._pattern):
             raise self.error("a group is not closed")
+        if self._searched and (inner.begins or inner.ends):
+            raise self.error("^ and $ inside a group are not supported here")
         self.position += 1
         return _Piece(f"(?:{inner.text})", inner.positions, inner.begins, inner.ends)
 

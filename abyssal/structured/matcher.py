@@ -1,0 +1,366 @@
+"""One sequence under a constraint: which tokens may come next, from its reasoning to the token that ends it.
+
+A matcher passes through phases: reasoning (up to `</think>`), text (before tool calls that are optional), the grammar, and
+done. Only the grammar needs an engine; the others have constant masks. Stop ids are allowed where the output so far is
+complete, and nowhere else, whatever text they stand for.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .grammar import Backend, EngineMatcher, GrammarError, Segment
+from .markup import SpelledMarker
+from .mask import Mask, get_bit, is_allowed, mask_of, set_bit
+from .spec import StructuredOutput
+from .vocabulary import Vocabulary
+
+OPENER = b"\n\n<"
+"""What stands before the marker that opens tool calls."""
+
+
+class Phase(enum.Enum):
+    """Where a matcher is."""
+
+    REASONING = "reasoning"
+    TEXT = "text"
+    GRAMMAR = "grammar"
+    DONE = "done"
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """What all matchers of one grammar with the same stop ids share. Masks are int32 [words].
+
+    Attributes:
+        after_reasoning: the phase that `</think>` leads to.
+        calls_allowed: text may be followed by tool calls.
+        reasoning_may_stop: the request may end before `</think>`.
+        reasoning_is_free: the mask of reasoning forbids nothing.
+        reasoning, text, done: masks of the phases.
+        marker: what no text may spell, for tool calls.
+    """
+
+    backend: Backend
+    vocabulary: Vocabulary
+    stop_ids: frozenset[int]
+    after_reasoning: Phase
+    calls_allowed: bool
+    reasoning_may_stop: bool
+    reasoning_is_free: bool
+    reasoning: Mask
+    text: Mask
+    done: Mask
+    marker: SpelledMarker | None
+
+    @classmethod
+    def of(cls, spec: StructuredOutput, backend: Backend, stop_ids: frozenset[int], marker: SpelledMarker | None) -> Rules:
+        """Rules of a specification; `stop_ids` are added to the EOS ids."""
+        vocabulary = backend.vocabulary
+        stops = stop_ids | vocabulary.eos_ids
+        free = spec.kind == "tools" and spec.tool_choice in ("auto", "none")
+        known = {i for i in range(vocabulary.tokenizer.vocab_size) if vocabulary.tokenizer.token_bytes(i)}
+        reasoning = known | stops if free else known - stops
+        return cls(
+            backend=backend,
+            vocabulary=vocabulary,
+            stop_ids=stops,
+            after_reasoning=Phase.TEXT if free else Phase.GRAMMAR,
+            calls_allowed=spec.tool_choice == "auto",
+            reasoning_may_stop=free,
+            reasoning_is_free=len(reasoning) == vocabulary.size,
+            reasoning=mask_of(reasoning, vocabulary.size),
+            text=mask_of(vocabulary.text_ids | stops if free else (), vocabulary.size),
+            done=mask_of(stops, vocabulary.size),
+            marker=marker,
+        )
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Result of filling the rows of one matcher.
+
+    Attributes:
+        num_legal: how many of the drafts are allowed, from the first on; rows up to and including that index are filled.
+        error: why the matcher cannot go on, or None.
+    """
+
+    num_legal: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Step:
+    phase_before: Phase
+    token_id: int
+    in_engine: bool
+
+
+class Matcher:
+    """One sequence. Not for use by several threads at once."""
+
+    def __init__(self, rules: Rules, engine: EngineMatcher | None, phase: Phase) -> None:
+        """`engine` is in its first state, None if the phases lead to no grammar."""
+        self._rules = rules
+        self._engine = engine
+        self._phase = phase
+        self._steps: list[_Step] = []
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is."""
+        return self._phase
+
+    @property
+    def rules(self) -> Rules:
+        """What it shares with others of its grammar."""
+        return self._rules
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens accepted so far, reasoning included."""
+        return len(self._steps)
+
+    @property
+    def is_accepting(self) -> bool:
+        """The output so far is complete: a stop id is allowed."""
+        if self._phase is Phase.GRAMMAR:
+            return self._grammar.is_accepting
+        return self._phase is not Phase.REASONING or self._rules.reasoning_may_stop
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing but a stop id can follow; the request may end here. This wins over `min_tokens` and `ignore_eos`."""
+        if self._phase is Phase.GRAMMAR:
+            return self._grammar.is_stopped and self._grammar.is_accepting
+        return self._phase is Phase.DONE
+
+    @property
+    def _grammar(self) -> EngineMatcher:
+        assert self._engine is not None, "the grammar phase needs an engine"
+        return self._engine
+
+    def accept(self, token_id: int) -> bool:
+        """Advance by one token; False, and no change, if it is not allowed (also after the end)."""
+        before = self._phase
+        after = self._next_phase(before, token_id, self._tail())
+        in_engine = before is Phase.GRAMMAR and after is Phase.GRAMMAR
+        if after is None or (in_engine and not self._grammar.accept(token_id)):
+            return False
+        self._steps.append(_Step(before, token_id, in_engine))
+        self._phase = after
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last accepted tokens, the end included."""
+        assert 0 <= num_tokens <= len(self._steps), f"cannot roll back {num_tokens} of {len(self._steps)} tokens"
+        if num_tokens == 0:
+            return
+        undone = self._steps[-num_tokens:]
+        del self._steps[-num_tokens:]
+        in_engine = sum(step.in_engine for step in undone)
+        if in_engine:
+            self._grammar.rollback(in_engine)
+        self._phase = undone[0].phase_before
+
+    def fork(self) -> Matcher:
+        """An independent copy in the same state."""
+        copy = Matcher(self._rules, self._engine.fork() if self._engine else None, self._phase)
+        copy._steps = list(self._steps)
+        return copy
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that must come next: drafts that are certain to be accepted. Empty if there is a choice."""
+        if self._phase is not Phase.GRAMMAR or self.is_finished:
+            return []
+        tail, forced = self._tail(), []
+        for token_id in self._grammar.forced_tokens():
+            if self._next_phase(Phase.GRAMMAR, token_id, tail) is not Phase.GRAMMAR:
+                break
+            forced.append(token_id)
+            tail = self._extend(tail, token_id)
+        return forced
+
+    def fill(self, row: Mask) -> bool:
+        """Write the mask of the next token into int32 [words]; False if it forbids nothing.
+
+        Raises:
+            GrammarError: if no token can follow, or a limit of the library is exceeded.
+        """
+        masks = row[None]
+        if self._phase is Phase.GRAMMAR:
+            self._grammar.fill(row)
+            finish_rows(self._rules, masks, np.zeros(1, dtype=np.int64))
+        self._write(masks, 0, self._phase, self._tail())
+        error = self._why_stuck(row)
+        if error is not None:
+            raise GrammarError(error)
+        return (
+            self._phase is not Phase.REASONING
+            or int(np.bitwise_count(row.view(np.uint32)).sum()) < self._rules.vocabulary.size
+        )
+
+    def begin_walk(self, masks: Mask, first_row: int, drafts: Sequence[int]) -> Walk:
+        """Fill the rows that need no engine, up to the first illegal draft; `Walk` says what the engine has to fill."""
+        phase, tail = self._phase, self._tail()
+        for index in range(len(drafts) + 1):
+            if phase is Phase.GRAMMAR:
+                return Walk(self, first_row, drafts, index, self._engine_drafts(drafts[index:]))
+            self._write(masks, first_row + index, phase, tail)
+            if index == len(drafts) or not is_allowed(masks[first_row + index], drafts[index]):
+                return Walk(self, first_row, drafts, index, None)
+            after = self._next_phase(phase, drafts[index], tail)
+            assert after is not None, "a token that the mask allows leads somewhere"
+            phase, tail = after, self._extend(tail, drafts[index])
+        raise AssertionError("the walk ends inside the loop")
+
+    def _engine_drafts(self, drafts: Sequence[int]) -> Sequence[int]:
+        """Drafts up to the first stop id, which the engine must not take for text."""
+        stop = next((i for i, token_id in enumerate(drafts) if token_id in self._rules.stop_ids), len(drafts))
+        return drafts[:stop]
+
+    def _write(self, masks: Mask, row: int, phase: Phase, tail: bytes) -> None:
+        """Write the mask of a phase; in the grammar phase, only forbid there what would spell markup."""
+        rules = self._rules
+        if phase is not Phase.GRAMMAR:
+            masks[row] = {Phase.REASONING: rules.reasoning, Phase.TEXT: rules.text, Phase.DONE: rules.done}[phase]
+        if rules.marker is None or phase not in (Phase.TEXT, Phase.GRAMMAR):
+            return
+        at = np.array([row], dtype=np.int64)
+        if phase is Phase.TEXT and rules.calls_allowed and tail.endswith(OPENER) and rules.vocabulary.dsml_id is not None:
+            set_bit(masks, at, rules.vocabulary.dsml_id, True)
+        for token_id in rules.marker.completions(tail):
+            set_bit(masks, at, token_id, False)
+
+    def _next_phase(self, phase: Phase, token_id: int, tail: bytes) -> Phase | None:
+        """Where a token leads, None if it is not allowed. In the grammar phase the engine has to agree."""
+        rules = self._rules
+        if token_id in rules.stop_ids:
+            return self._after_stop(phase)
+        if phase is Phase.REASONING:
+            if token_id == rules.vocabulary.think_end_id:
+                return rules.after_reasoning
+            return phase if 0 <= token_id < rules.vocabulary.size and is_allowed(rules.reasoning, token_id) else None
+        if phase is Phase.DONE:
+            return None
+        if rules.marker is not None and rules.marker.is_completed(tail, token_id):
+            return None
+        if phase is Phase.TEXT:
+            if token_id == rules.vocabulary.dsml_id:
+                return Phase.GRAMMAR if rules.calls_allowed and tail.endswith(OPENER) else None
+            return phase if token_id in rules.vocabulary.text_ids else None
+        return phase
+
+    def _after_stop(self, phase: Phase) -> Phase | None:
+        if phase is Phase.DONE:
+            return None
+        if phase is Phase.GRAMMAR:
+            return Phase.DONE if self._grammar.is_accepting else None
+        return Phase.DONE if phase is Phase.TEXT or self._rules.reasoning_may_stop else None
+
+    def _tail(self) -> bytes:
+        """The end of the text of the current phase, as long as markup may be."""
+        if self._rules.marker is None:
+            return b""
+        tail = b""
+        for step in reversed(self._steps):
+            if len(tail) >= self._rules.marker.num_bytes or step.phase_before is Phase.REASONING:
+                break
+            tail = self._rules.vocabulary.tokenizer.token_bytes(step.token_id) + tail
+        return tail[-self._rules.marker.num_bytes :]
+
+    def _extend(self, tail: bytes, token_id: int) -> bytes:
+        if self._rules.marker is None or token_id == self._rules.vocabulary.think_end_id:
+            return b""
+        return (tail + self._rules.vocabulary.tokenizer.token_bytes(token_id))[-self._rules.marker.num_bytes :]
+
+    def _why_stuck(self, row: Mask) -> str | None:
+        if self._phase is Phase.GRAMMAR:
+            if self._grammar.error is not None:
+                return self._grammar.error
+            if self._grammar.is_stopped and not self._grammar.is_accepting:
+                return "the grammar leads into a state from which nothing can follow"
+        return None if row.any() else "no token can follow: the grammar needs one that is a stop id or spells markup"
+
+
+class Walk:
+    """A matcher on its way through drafts. `segment` is filled by the engine between `begin_walk` and `finish`."""
+
+    def __init__(
+        self, matcher: Matcher, first_row: int, drafts: Sequence[int], index: int, engine_drafts: Sequence[int] | None
+    ) -> None:
+        self.matcher = matcher
+        self._first_row = first_row
+        self._drafts = drafts
+        self._index = index
+        self._engine_drafts = engine_drafts
+
+    @property
+    def segment(self) -> Segment | None:
+        """What the engine has to fill, None if nothing."""
+        if self._engine_drafts is None:
+            return None
+        return Segment(self.matcher._grammar, self._first_row + self._index, self._engine_drafts)
+
+    @property
+    def engine_rows(self) -> range:
+        """Rows of `segment`."""
+        first = self._first_row + self._index
+        return range(first, first if self._engine_drafts is None else first + len(self._engine_drafts) + 1)
+
+    def finish(self, masks: Mask) -> Filled:
+        """Count the legal drafts, after the engine has filled its rows and `finish_rows` has corrected them."""
+        if self._engine_drafts is None:
+            return Filled(self._index)
+        matcher, index = self.matcher, self._index
+        tail = matcher._tail()
+        for token_id in self._drafts[:index]:
+            tail = matcher._extend(tail, token_id)
+        while True:
+            matcher._write(masks, self._first_row + index, Phase.GRAMMAR, tail)
+            if index == self._index:
+                error = matcher._why_stuck(masks[self._first_row + index]) if index == 0 else matcher._grammar.error
+                if error is not None:
+                    return Filled(index, error)
+            if index == len(self._drafts) or not is_allowed(masks[self._first_row + index], self._drafts[index]):
+                return Filled(index)
+            token_id = self._drafts[index]
+            index += 1
+            if token_id in matcher._rules.stop_ids:
+                masks[self._first_row + index] = matcher._rules.done
+                return Filled(index)
+            tail = matcher._extend(tail, token_id)
+
+
+def finish_rows(rules: Rules, masks: Mask, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    """Allow all stop ids in the rows where the engine allows its EOS, and none in the others."""
+    accepting = get_bit(masks, rows, rules.backend.eos_id)
+    for token_id in rules.stop_ids:
+        set_bit(masks, rows, token_id, accepting)
+
+
+def fill_many(jobs: Iterable[tuple[Matcher, int, Sequence[int]]], masks: Mask) -> list[Filled]:
+    """Fill the masks of many sequences and of their drafts at once. The matchers stay as they are.
+
+    Args:
+        jobs: matcher, index of its first row, draft ids. A job with n drafts owns n + 1 rows; those behind the first
+            illegal draft are not to be used.
+        masks: int32 [rows, words].
+    """
+    walks = [matcher.begin_walk(masks, first_row, drafts) for matcher, first_row, drafts in jobs]
+    segments: dict[int, tuple[Backend, list[Segment]]] = {}
+    rows: dict[int, tuple[Rules, list[int]]] = {}
+    for walk in walks:
+        rules, segment = walk.matcher.rules, walk.segment
+        if segment is not None:
+            segments.setdefault(id(rules.backend), (rules.backend, []))[1].append(segment)
+            rows.setdefault(id(rules), (rules, []))[1].extend(walk.engine_rows)
+    for backend, parts in segments.values():
+        backend.fill(parts, masks)
+    for rules, indices in rows.values():
+        finish_rows(rules, masks, np.array(indices, dtype=np.int64))
+    return [walk.finish(masks) for walk in walks]
