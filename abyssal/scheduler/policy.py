@@ -57,6 +57,20 @@ def headroom_blocks(num_running: int) -> int:
     return -(-num_running * GROWTH_TOKENS // BLOCK_TOKENS)
 
 
+def max_total_tokens(request: Request, capacity_tokens: int) -> int:
+    """Prompt and output together. One token may lie beyond the cache: the last one, which nothing follows."""
+    return min(request.max_total_tokens, capacity_tokens + 1)
+
+
+def most_drafts(request: Request, num_tokens: int, capacity_tokens: int) -> int:
+    """Drafts that are of use to a request when it has `num_tokens` tokens: a step draws one token more than it accepts."""
+    most = max_total_tokens(request, capacity_tokens)
+    if request.params.max_tokens is not None:
+        most = min(most, request.num_prompt_tokens + request.params.max_tokens)
+    left = most - num_tokens - 1
+    return request.row_schedule.limit(num_tokens - 1, 1 + left) - 1 if left > 0 else 0
+
+
 def why_never_fits(request: Request, capacity_tokens: int) -> str | None:
     """The reason why a request could not run even alone, or None.
 

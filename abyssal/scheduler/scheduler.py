@@ -40,7 +40,7 @@ from ..cache.manager import CacheManager
 from ..core.batch import RunnerOutput, ScheduledRows, SchedulerOutput, SlotAssignment
 from ..core.errors import InvalidRequest
 from ..core.request import FinishReason, Request, RequestStatus
-from .policy import ArrivalQueue, choose_victim, headroom_blocks, why_never_fits
+from .policy import ArrivalQueue, choose_victim, headroom_blocks, max_total_tokens, most_drafts, why_never_fits
 from .speculation import Proposal, Speculation
 from .stopping import check_stop
 
@@ -256,20 +256,9 @@ class Scheduler:
             return [0] * len(decoding)
         proposals = []
         for stay in decoding:
-            most = min(len(stay.drafts), self._most_drafts(stay.request, stay.request.num_tokens))
+            most = min(len(stay.drafts), most_drafts(stay.request, stay.request.num_tokens, self._cache.capacity_tokens))
             proposals.append(Proposal(stay.drafts, stay.earlier_drafts, most))
         return self.speculation.lengths(proposals, min(self._prompt_rows(), room), room)
-
-    def _most_drafts(self, request: Request, num_tokens: int) -> int:
-        """Drafts that a request of `num_tokens` tokens can use: a step draws one token more than it accepts."""
-        left = self._max_tokens(request) - num_tokens - 1
-        return request.row_schedule.limit(num_tokens - 1, 1 + left) - 1 if left > 0 else 0
-
-    def _max_tokens(self, request: Request) -> int:
-        """Prompt and output together. One token may lie beyond the cache: the last, which nothing follows."""
-        most = min(request.max_total_tokens, self._cache.capacity_tokens + 1)
-        max_tokens = request.params.max_tokens
-        return most if max_tokens is None else min(most, request.num_prompt_tokens + max_tokens)
 
     def _prompt_rows(self) -> int:
         """Rows of known tokens that wait to be computed beside the decoding requests', as far as they are admitted."""
@@ -288,7 +277,7 @@ class Scheduler:
         most = []
         for i in drawing:
             request = self._running[step.rows[i].request_id].request
-            most.append(self._most_drafts(request, request.num_tokens + 1))
+            most.append(most_drafts(request, request.num_tokens + 1, self._cache.capacity_tokens))
         room = self._max_rows - len(drawing)
         wanted = self.speculation.wanted(most, min(self._prompt_rows(), room), room)
         for i, count in zip(drawing, wanted, strict=True):
@@ -370,11 +359,10 @@ class Scheduler:
         sampled = runner_output.sampled.get(request.request_id)
         assert sampled, f"the runner drew no token for request {request.request_id} and reported no error"
         self._judge(stay, rows, len(sampled) - 1, runner_output.drafts.get(request.request_id, ()))
-        # A sequence one token longer than the cache cannot be continued: its last token has no place there.
-        max_total_tokens = min(request.max_total_tokens, self._cache.capacity_tokens + 1)
+        limit = max_total_tokens(request, self._cache.capacity_tokens)
         for token in sampled:
             request.output_token_ids.append(token.token_id)
-            end = check_stop(request, max_total_tokens)
+            end = check_stop(request, limit)
             if end is not None:
                 reason, stop_reason = end
                 self._finish(request, reason, stop_reason=stop_reason)

@@ -16,6 +16,7 @@ from abyssal.core.batch import RunnerOutput, SchedulerOutput
 from abyssal.core.request import Request
 from abyssal.core.sampling_params import SamplingParams
 from abyssal.scheduler.scheduler import Scheduler
+from abyssal.scheduler.speculation import Speculation
 
 
 def _load(name: str) -> ModuleType:
@@ -39,11 +40,12 @@ class Loop:
     max_num_batched_tokens: int = 64
     depth: int = 1
     shuffle_seed: int | None = None
+    speculation: Speculation | None = None
     pending: deque[tuple[SchedulerOutput, RunnerOutput]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.cache = CacheManager(self.num_blocks, self.max_num_seqs, shuffle_seed=self.shuffle_seed)
-        self.scheduler = Scheduler(self.cache, self.max_num_seqs, self.max_num_batched_tokens)
+        self.scheduler = Scheduler(self.cache, self.max_num_seqs, self.max_num_batched_tokens, self.speculation)
         self.runner = fakes.FakeRunner(self.num_blocks, self.max_num_seqs)
 
     def step(self) -> SchedulerOutput:

@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from abyssal.core.request import FinishReason, RequestStatus, RowSchedule
+from abyssal.scheduler.acceptance import Acceptance
+from abyssal.scheduler.costs import StepCosts
+from abyssal.scheduler.speculation import AutoSpeculation, Speculation
 
 EOS, STOP_ID = 7, 11
 STOPPED_OUTSIDE = "outside"
@@ -121,13 +124,22 @@ def alone(request, tokens):
     return tokens, FinishReason.LENGTH, None
 
 
+def with_drafts():
+    costs, acceptance = StepCosts([(1, 1e-3), (100, 5e-3)], [(1, 1e-4)], 1e-5), Acceptance((1.0,) * 5)
+    return Speculation(AutoSpeculation(costs, acceptance), acceptance, costs)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(
-    ("num_blocks", "max_num_seqs", "budget"), [(8, 8, 96), (16, 20, 24)], ids=["few blocks", "small budget"]
+    ("num_blocks", "max_num_seqs", "budget", "speculation"),
+    [(8, 8, 96, None), (16, 20, 24, None), (8, 8, 96, with_drafts), (16, 20, 24, with_drafts)],
+    ids=["few blocks", "small budget", "few blocks, drafts", "small budget, drafts"],
 )
-def test_ten_thousand_random_events(make_loop, make_request, expected_output, depth, num_blocks, max_num_seqs, budget):
-    loop = make_loop(num_blocks, max_num_seqs, budget, depth, shuffle_seed=depth)
+def test_ten_thousand_random_events(
+    make_loop, make_request, expected_output, depth, num_blocks, max_num_seqs, budget, speculation
+):
+    loop = make_loop(num_blocks, max_num_seqs, budget, depth, shuffle_seed=depth, speculation=speculation and speculation())
     simulation = Simulation(loop, make_request, seed=depth, longest_prompt=num_blocks * 140)
     for _ in range(10_000):
         simulation.event()

@@ -34,7 +34,7 @@ def logits(*conditional):
 
 def jagged_table(rng, kind, size):
     if kind == "steps":  # only some sizes exist, as with recorded graphs
-        edges = sorted(rng.sample(range(1, size), 4)) + [size]
+        edges = [*sorted(rng.sample(range(1, size), 4)), size]
         costs = sorted(rng.uniform(1, 4) for _ in edges)
         return [next(c for e, c in zip(edges, costs, strict=True) if n <= e) for n in range(size + 1)]
     if kind == "falling":  # a larger step may be the faster one

@@ -7,11 +7,12 @@ short or a token that got lost therefore fails an assertion or changes the token
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from abyssal.config.engine import BLOCK_TOKENS
-from abyssal.core.batch import RunnerOutput, SampledToken, ScheduledRows, SchedulerOutput, SlotAssignment
+from abyssal.core.batch import RunnerOutput, SampledToken, ScheduledRows, SchedulerOutput, SlotAssignment, StepTiming
 
 _MASK = (1 << 64) - 1
 
@@ -46,6 +47,7 @@ class _Slot:
     table: list[int] = field(default_factory=list)
     num_computed: int = 0
     digest: int = 0
+    drafts: list[int] = field(default_factory=list)
 
 
 class FakeRunner:
@@ -54,31 +56,35 @@ class FakeRunner:
     Attributes:
         failing: ids of requests whose next step fails.
         num_rows: rows computed so far.
+        num_verified, num_accepted: drafts so far. A draft is the right token with probability 0.7.
         assignments: (request id, known tokens) of every assignment so far.
     """
 
     def __init__(self, num_blocks: int, num_slots: int, vocab_size: int = 50) -> None:
         self.vocab_size = vocab_size
         self.failing: set[str] = set()
-        self.num_rows = 0
+        self.num_rows = self.num_verified = self.num_accepted = 0
         self.assignments: list[tuple[str, int]] = []
         self._slots: list[_Slot | None] = [None] * num_slots
         self._blocks: list[tuple[int, int]] = [(-1, 0)] * num_blocks
+        self._random = random.Random(num_blocks)
 
     def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
         """Check and compute one step."""
         for assignment in scheduled.assignments:
             self._assign(assignment)
         self._check_step(scheduled)
-        sampled, errors = {}, {}
+        sampled, drafts, errors = {}, {}, {}
         for rows in scheduled.rows:
-            token_id = self._compute(rows)
+            token_ids = self._compute(rows)
             if rows.request_id in self.failing:
                 self.failing.discard(rows.request_id)
                 errors[rows.request_id] = "not a number in layer 3"
-            elif token_id is not None:
-                sampled[rows.request_id] = [SampledToken(token_id)]
-        return RunnerOutput(sampled=sampled, errors=errors)
+            elif token_ids:
+                sampled[rows.request_id] = [SampledToken(token_id) for token_id in token_ids]
+                drafts[rows.request_id] = self._draft(self._slot_of(rows), rows.drafts_wanted)
+        seconds = 1e-3 * (1 + 0.1 * scheduled.num_rows)
+        return RunnerOutput(sampled, drafts, errors=errors, timing=StepTiming(seconds, 1e-5, 1e-4))
 
     def _assign(self, assignment: SlotAssignment) -> None:
         stay = len(self.assignments)
@@ -99,25 +105,47 @@ class FakeRunner:
         assert slot.request_id == rows.request_id, f"slot {rows.state_slot} is {slot.request_id}'s, not {rows.request_id}'s"
         return slot
 
-    def _compute(self, rows: ScheduledRows) -> int | None:
-        slot, end = self._slot_of(rows), rows.start + rows.num_rows
-        assert rows.num_rows > 0, f"{rows.request_id} has no rows"
+    def _draft(self, slot: _Slot, count: int) -> tuple[float, ...]:
+        right = continuation(slot.tokens, slot.seed, self.vocab_size, count)
+        slot.drafts = [t if self._random.random() < 0.7 else self._random.randrange(self.vocab_size) for t in right]
+        return tuple(self._random.gauss(1.0, 1.0) for _ in slot.drafts)
+
+    def _compute(self, rows: ScheduledRows) -> list[int]:
+        slot, end = self._slot_of(rows), rows.start + rows.num_rows - rows.num_drafts
+        assert not rows.num_drafts or rows.samples, f"{rows.request_id}: drafts behind a row that does not sample"
+        assert rows.num_drafts <= len(slot.drafts), f"{rows.request_id}: {rows.num_drafts} of {len(slot.drafts)} drafts"
+        drafts, slot.drafts = slot.drafts[: rows.num_drafts], []
+        assert rows.num_rows > rows.num_drafts, f"{rows.request_id} has no rows of its own"
         assert rows.start == slot.num_computed, f"{rows.request_id}: rows from {rows.start}, computed {slot.num_computed}"
         assert end <= len(slot.tokens), f"{rows.request_id}: rows up to {end}, known tokens {len(slot.tokens)}"
         assert rows.samples == (end == len(slot.tokens)), f"{rows.request_id}: samples={rows.samples} at {end}"
         assert rows.first_new_block == len(slot.table), f"{rows.request_id}: table has {len(slot.table)} blocks"
         slot.table.extend(rows.new_block_ids)
-        assert len(slot.table) * BLOCK_TOKENS >= end, f"{rows.request_id}: {len(slot.table)} blocks for {end} tokens"
-        self._read_and_write(slot, end)
+        num_written = end + rows.num_drafts
+        assert len(slot.table) * BLOCK_TOKENS >= num_written, f"{rows.request_id}: {num_written} rows need more blocks"
         slot.digest = extend_digest(slot.digest, slot.tokens[rows.start : end])
-        slot.num_computed = end
         self.num_rows += rows.num_rows
-        if not rows.samples:
-            return None
-        slot.tokens.append(draw_token(slot.digest, slot.seed, self.vocab_size))
-        return slot.tokens[-1]
+        token_ids = self._draw(slot, drafts) if rows.samples else []
+        end += max(0, len(token_ids) - 1)
+        self._read_and_write(slot, end, num_written)
+        slot.num_computed = end
+        return token_ids
 
-    def _read_and_write(self, slot: _Slot, end: int) -> None:
+    def _draw(self, slot: _Slot, drafts: list[int]) -> list[int]:
+        """The next token, and one more for each draft that is what comes next."""
+        token_ids = [draw_token(slot.digest, slot.seed, self.vocab_size)]
+        for draft in drafts:
+            if draft != token_ids[-1]:
+                break
+            slot.digest = extend_digest(slot.digest, [draft])
+            token_ids.append(draw_token(slot.digest, slot.seed, self.vocab_size))
+        slot.tokens += token_ids
+        self.num_verified += len(drafts)
+        self.num_accepted += len(token_ids) - 1
+        return token_ids
+
+    def _read_and_write(self, slot: _Slot, end: int, num_written: int) -> None:
+        """Rows up to `end` count; those behind them are written too, and hold nothing afterwards."""
         for i, block_id in enumerate(slot.table):
             first = i * BLOCK_TOKENS
             num_before = min(max(slot.num_computed - first, 0), BLOCK_TOKENS)
@@ -125,5 +153,5 @@ class FakeRunner:
             if num_before:
                 held = self._blocks[block_id]
                 assert held == (slot.stay, num_before), f"{slot.request_id}: block {block_id} was written over: {held}"
-            if num_after:
+            if num_written > first:
                 self._blocks[block_id] = (slot.stay, num_after)
