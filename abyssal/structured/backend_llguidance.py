@@ -116,15 +116,22 @@ class LLGuidanceBackend(Backend):
 
     def fill(self, segments: Sequence[Segment], masks: Mask) -> None:
         assert masks.flags["C_CONTIGUOUS"], "masks must be contiguous"
-        jobs = [
-            (segment.engine.native, segment.first_row, list(segment.drafts))
-            for segment in segments
-            if isinstance(segment.engine, LLGuidanceMatcher) and segment.engine.error is None
-        ]
-        if jobs:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(
-                jobs, masks.ctypes.data, masks.shape[1] * 4, masks.shape[0]
-            )
+        plain: list[tuple[llguidance.LLMatcher, int]] = []
+        drafted: list[tuple[llguidance.LLMatcher, int, list[int]]] = []
+        for segment in segments:
+            engine = segment.engine
+            assert isinstance(engine, LLGuidanceMatcher), "a matcher of another backend"
+            if engine.error is not None:
+                continue
+            if segment.drafts:
+                drafted.append((engine.native, segment.first_row, list(segment.drafts)))
+            else:
+                plain.append((engine.native, segment.first_row))
+        address, row_bytes, num_rows = masks.ctypes.data, masks.shape[1] * 4, masks.shape[0]
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, address, row_bytes, num_rows)
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, address, row_bytes, num_rows)
 
     def _source(self, spec: StructuredOutput) -> tuple[str, CheckedSchema | None]:
         """The grammar in the library's words, and the schema it comes from.

@@ -9,6 +9,7 @@ from typing import Any
 from .precheck import CheckedSchema
 
 MAX_TRIALS = 200
+_KEYWORDS = {"patternProperty": ".patternProperties", "min/maxProperties": ".minProperties or .maxProperties"}
 
 
 def locate(checked: CheckedSchema, reason: str, why_refused: Callable[[str], str | None]) -> tuple[str, str]:
@@ -31,7 +32,8 @@ def locate(checked: CheckedSchema, reason: str, why_refused: Callable[[str], str
             continue
         place, reason = checked.paths.get(id(part), place), found
         pending = list(_parts(part))
-    return place, reason
+    keyword = next((key for start, key in _KEYWORDS.items() if reason.startswith(start)), "")
+    return place + keyword, reason
 
 
 def _kind(reason: str) -> str:

@@ -16,7 +16,7 @@ from .dialect import ANNOTATIONS
 from .disjoint import find_overlap
 from .document import Document, Json, SchemaError, child
 from .objects import objects
-from .productive import drop_references, productive_definitions
+from .productive import drop_references, find_loop, productive_definitions
 from .scalars import Schema, constant, count, numbers, strings, types_of
 
 MAX_DEPTH = 64
@@ -92,6 +92,10 @@ class _Lowering:
         while self._pending:
             name, place, node, depth = self._pending.pop()
             definitions[name] = self.schema(node, place, depth)
+        loop = find_loop(lowered, definitions)
+        if loop is not None:
+            place = next((place for place, name in self._names.items() if name == loop), path)
+            raise SchemaError(child(place, "$ref"), "leads back to the same place: nothing decides whether a value is valid")
         productive = productive_definitions(lowered, definitions)
         if lowered is False or "" not in productive:
             raise SchemaError(path, "no finite value satisfies it")

@@ -1,8 +1,8 @@
-"""Which definitions have a finite value at all: `{"$ref": "#"}` and objects that require themselves have none."""
+"""Recursion: which definitions have a finite value at all, and which refer to themselves without going deeper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from .scalars import TYPES
@@ -22,6 +22,27 @@ def productive_definitions(root: dict[str, Any] | bool, definitions: Mapping[str
         if not more:
             return found
         found |= more
+
+
+def find_loop(root: dict[str, Any] | bool, definitions: Mapping[str, dict[str, Any] | bool]) -> str | None:
+    """A definition that refers to itself at the same place of the value, or None. The root is called `""`."""
+    everything = {**definitions, "": root}
+    edges = {name: set(_in_place(schema)) for name, schema in everything.items()}
+    while True:
+        leaves = {name for name, targets in edges.items() if not targets & edges.keys()}
+        if not leaves:
+            return min(edges) if edges else None
+        edges = {name: targets for name, targets in edges.items() if name not in leaves}
+
+
+def _in_place(schema: dict[str, Any] | bool) -> Iterator[str]:
+    """Definitions that the same value has to be looked at by."""
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            yield schema["$ref"].removeprefix(_PREFIX)
+        for key in ("allOf", "anyOf"):
+            for part in schema.get(key, ()):
+                yield from _in_place(part)
 
 
 def _may_have_value(schema: dict[str, Any] | bool, found: Set[str]) -> bool:
