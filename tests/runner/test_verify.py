@@ -161,7 +161,7 @@ def test_shared_noise_would_be_seen(monkeypatch, domain):
     toy = Toy(0)
     toy.target[0] = np.log([0.05, 0.5, 0.44, 0.01])
     toy.drafter[0] = np.log([0.5, 0.4, 0.05, 0.05])
-    counts = counts_of(toy, RejectionAcceptance, PARAMS["T 1"], 1, 3000, 1)
+    counts = counts_of(toy, RejectionAcceptance, PARAMS["T 1"], 1, 6000, 1)
     assert chi_square(counts, exact(toy, PARAMS["T 1"], 1)) > 5
 
 
