@@ -88,6 +88,25 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def parse_bias(text: str) -> tuple[int, float]:
+    """A token id and what is added to its logit: 17=-2.5.
+
+    Raises:
+        ArgumentTypeError: if it is none.
+    """
+    match = re.fullmatch(r"(\d+)[=:]([-+]?\d+(?:\.\d*)?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no bias; write ID=NUMBER, as in 17=-2.5")
+    return int(match[1]), float(match[2])
+
+
+_ITEMS: dict[Any, dict[str, Any]] = {
+    int: {"type": int, "metavar": "ID"},
+    tuple[int, float]: {"type": parse_bias, "metavar": "ID=NUMBER"},
+}
+"""How one item of a repeated flag is read; others are texts."""
+
+
 def field_help(cls: type[Any]) -> dict[str, str]:
     """Help for each field, from the Attributes section of the class's docstring."""
     section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
@@ -101,12 +120,11 @@ def _add_fields(parser: argparse.ArgumentParser, title: str, cls: type[Any], ski
     for field in fields(cls):
         if field.name not in skip:
             default = "" if field.default in (None, (), MISSING) else f" [{field.default}]"
-            repeated = " May be given several times." if field.default == () else ""
+            options = _flag_options(field.name, hints[field.name])
+            repeated = " May be given several times." if options.get("action") == "append" else ""
             text = (_HELP.get(field.name) or helps.get(field.name, "")) + repeated + default
             flag = "--" + field.name.replace("_", "-")
-            group.add_argument(
-                flag, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **_flag_options(field.name, hints[field.name])
-            )
+            group.add_argument(flag, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **options)
 
 
 def _flag_options(name: str, hint: Any) -> dict[str, Any]:
@@ -119,7 +137,7 @@ def _flag_options(name: str, hint: Any) -> dict[str, Any]:
     if origin is typing.Literal:
         return {"choices": arguments}
     if origin is tuple:
-        return {"action": "append", "type": arguments[0], "metavar": "ID" if arguments[0] is int else "TEXT"}
+        return {"action": "append", **_ITEMS.get(arguments[0], {"type": str, "metavar": "TEXT"})}
     if name.endswith("_bytes"):
         return {"type": parse_bytes, "metavar": "BYTES"}
     return {"type": hint, "metavar": _METAVARS[hint]}

@@ -24,7 +24,9 @@ def test_sampling_flags() -> None:
     line = (
         "--temperature 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 3 --max-tokens 7 --min-tokens 2 --stop a --stop b "
         "--stop-token-ids 4 --stop-token-ids 5 --ignore-eos --logprobs 2 --prompt-logprobs 0 --no-skip-special-tokens "
-        "--include-stop-str-in-output --detokenize"
+        "--include-stop-str-in-output --detokenize --top-k-top-p joint --presence-penalty 1 --frequency-penalty -0.5 "
+        "--repetition-penalty 1.2 --logit-bias 7=-2.5 --logit-bias 9:4 --allowed-token-ids 7 --allowed-token-ids 9 "
+        "--bad-words fish --n 2 --thinking-token-budget 50 --logprobs-mode processed"
     )
     values = parse(SamplingParams, line)
     assert set(values) == {f.name for f in fields(SamplingParams)}
@@ -44,6 +46,16 @@ def test_sampling_flags() -> None:
         detokenize=True,
         skip_special_tokens=False,
         include_stop_str_in_output=True,
+        top_k_top_p="joint",
+        presence_penalty=1.0,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        logit_bias=((7, -2.5), (9, 4.0)),
+        allowed_token_ids=(7, 9),
+        bad_words=("fish",),
+        n=2,
+        thinking_token_budget=50,
+        logprobs_mode="processed",
     )
 
 
@@ -65,7 +77,9 @@ def test_skipped_fields_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None
     assert "unrecognized arguments: --seed 5" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["--weights both", "--num-threads many", "--temp 1", "--cache-bytes lots", "--top-k 1.5"])
+@pytest.mark.parametrize(
+    "line", ["--weights both", "--num-threads many", "--temp 1", "--cache-bytes lots", "--top-k 1.5", "--logit-bias 5"]
+)
 def test_bad_flags_exit_with_2(line: str) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(EngineConfig if line.startswith(("--weights", "--num", "--cache")) else SamplingParams, line)
