@@ -104,7 +104,7 @@ def layer_costs(folder: Path, table: OpTable, rows: int, numerics: str) -> tuple
     model = FlashModel(context, topology, torch.from_numpy(token_map_of(folder, text)))
     spec = CacheSpec.of(text, topology)
     storage = CacheStorage(spec, 8, 1)
-    inputs = InputBatch(BatchGeometry.of(spec, topology, 1, 1024, text.engram_max_ngram_size))
+    inputs = InputBatch(BatchGeometry.of(text, spec, topology, 1, 1024))
     ids = tuple(torch.randint(11, 400, (512,)).tolist())
     inputs.assign(SlotAssignment("a", 0, ids, SamplingParams(), 0))
     none: frozenset[str] = frozenset()

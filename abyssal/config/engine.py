@@ -72,6 +72,8 @@ class EngineConfig:
             "auto" for as many as pay, by measured costs and acceptance. Output does not depend on it.
         acceptance: which drafts are kept. "coupled" keeps those that the model would have drawn itself, so that output is
             the same as without drafts; "rejection" keeps a few more, and output is only distributed the same.
+        bounded_replay: on how many rows of a prompt's end the decoder half of the layers runs. "exact": on as many as later
+            steps can notice, which changes nothing; "off": on all; a number: on that many, which is an approximation.
     """
 
     numerics: str = "released"
@@ -88,6 +90,7 @@ class EngineConfig:
     seed: int | None = None
     speculation: str | int = "off"
     acceptance: Literal["coupled", "rejection"] = "coupled"
+    bounded_replay: str | int = "exact"
 
     def __post_init__(self) -> None:
         Numerics.parse(self.numerics)
@@ -97,6 +100,7 @@ class EngineConfig:
         _choice("backend", self.backend, ("auto", "native", "torch"))
         _choice("acceptance", self.acceptance, ("coupled", "rejection"))
         parse_speculation(self.speculation)
+        parse_bounded_replay(self.bounded_replay)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "num_blocks", "cache_bytes", "num_threads"):
@@ -112,10 +116,28 @@ def parse_speculation(value: str | int) -> Literal["off", "auto"] | int:
     """
     if value == "off" or value == "auto":
         return "off" if value == "off" else "auto"
-    is_number = isinstance(value, int) or (isinstance(value, str) and value.isascii() and value.isdigit())
-    if isinstance(value, bool) or not is_number or int(value) < 1:
+    if not _is_count(value):
         raise ConfigError(f"speculation={value!r}: must be off, auto, or a number of drafts of at least 1")
     return int(value)
+
+
+def parse_bounded_replay(value: str | int) -> Literal["off", "exact"] | int:
+    """The setting `bounded_replay`: "off", "exact", or a number of rows, which may be given as text.
+
+    Raises:
+        ConfigError: for anything else.
+    """
+    if value == "off" or value == "exact":
+        return "off" if value == "off" else "exact"
+    if not _is_count(value):
+        raise ConfigError(f"bounded_replay={value!r}: must be exact, off, or a number of rows of at least 1")
+    return int(value)
+
+
+def _is_count(value: object) -> bool:
+    """Whether a value is a number of at least 1, as such or as text."""
+    is_number = isinstance(value, int) or (isinstance(value, str) and value.isascii() and value.isdigit())
+    return is_number and not isinstance(value, bool) and int(value) >= 1  # type: ignore[call-overload,no-any-return]
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

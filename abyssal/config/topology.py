@@ -59,6 +59,18 @@ class Topology:
         return tuple(p for p in self.layers if p.owns_compressed)
 
     @property
+    def decoder_start(self) -> int:
+        """First layer of the decoder half: the last one that owns compressed entries. All after it read those, and windows."""
+        return self.compressed_sources[-1].layer_id
+
+    def replay_rows(self, window: int) -> int:
+        """Rows of a prompt's end on which the decoder half has to run, so that all that later steps can see of it is exact.
+
+        A layer's row needs window - 1 earlier rows of the layer before; over D layers the last row needs D (window - 1).
+        """
+        return (len(self.layers) - self.decoder_start) * (window - 1) + 1
+
+    @property
     def ratios(self) -> tuple[int, ...]:
         """Distinct non-zero ratios, ascending."""
         return tuple(sorted({p.ratio for p in self.layers if p.ratio}))

@@ -170,7 +170,9 @@ class ForwardBatch:
         window: rows that stay in the window rings.
         compression: by ratio.
         logit_rows: [M] rows whose logits are wanted.
+        window_start: [R] first position whose window rows exist; earlier ones are not attended to.
         max_context: largest position in the batch plus one.
+        tail: the rows on which the decoder half runs, if not on all; its own batch, without tail.
     """
 
     token_ids: torch.Tensor
@@ -183,7 +185,22 @@ class ForwardBatch:
     window: RingWrites
     compression: dict[int, CompressionPlan]
     logit_rows: torch.Tensor
+    window_start: torch.Tensor
     max_context: int
+    tail: TailRows | None = None
+
+
+@dataclass(frozen=True)
+class TailRows:
+    """Some rows of a batch, at the end of each request's.
+
+    Attributes:
+        rows: int32 [T'] row index in the whole batch.
+        batch: the flat inputs of these rows alone. Its `compression` is empty: entries are written by all rows.
+    """
+
+    rows: torch.Tensor
+    batch: ForwardBatch
 
 
 @dataclass(frozen=True)

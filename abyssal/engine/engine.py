@@ -85,6 +85,8 @@ class Engine:
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generated,
+            num_rows=self._runner.num_rows,
+            num_decoder_rows=self._runner.num_decoder_rows,
             speculation=None if scheduler.speculation is None else scheduler.speculation.acceptance.stats(),
         )
 

@@ -12,9 +12,10 @@ from ..backends.cpu.table import choose_backend, cpu_table
 from ..cache.manager import CacheManager
 from ..cache.spec import CacheSpec
 from ..cache.storage import CacheStorage
-from ..config.engine import EngineConfig, Numerics
+from ..config.engine import EngineConfig, Numerics, parse_bounded_replay
 from ..config.model import ModelConfig
 from ..config.topology import Topology
+from ..core.errors import ConfigError
 from ..loading.calibration import read_temperatures
 from ..loading.open import open_weights
 from ..loading.resolve import resolve_model
@@ -85,7 +86,8 @@ def launch(
     cache = CacheManager(num_blocks, config.max_num_seqs, shuffle_seed=shuffle_seed)
     max_model_len = min(config.max_model_len or model_config.text.max_position_embeddings, cache.capacity_tokens)
     storage = CacheStorage(spec, num_blocks, config.max_num_seqs)
-    geometry = BatchGeometry.of(spec, topology, config.max_num_seqs, max_model_len, model_config.text.engram_max_ngram_size)
+    replay_rows = _replay_rows(config, model_config, topology, spec)
+    geometry = BatchGeometry.of(model_config.text, spec, topology, config.max_num_seqs, max_model_len, replay_rows)
     weights = open_weights(folder, model_config, config)
     context = _model_context(model_config, config, op_table, weights)
     flash = _load_model(folder, context, topology, weights)
@@ -111,6 +113,23 @@ def launch(
         runner=runner,
         drafts=drafts,
     )
+
+
+def _replay_rows(config: EngineConfig, model_config: ModelConfig, topology: Topology, spec: CacheSpec) -> int | None:
+    """Rows of a prompt's end on which the decoder half runs; None for all.
+
+    Raises:
+        ConfigError: if they would not fill the windows that the first steps after the prompt read.
+    """
+    wanted = parse_bounded_replay(config.bounded_replay)
+    if wanted == "off":
+        return None
+    if wanted == "exact":
+        return topology.replay_rows(model_config.text.sliding_window)
+    least = spec.group("window_kv").rows[0]
+    if wanted < least:
+        raise ConfigError(f"bounded_replay={wanted}: must be at least {least} rows, a window and what drafts may take back")
+    return wanted
 
 
 def _tokenizer(folder: Path, model_config: ModelConfig, config: EngineConfig) -> Tokenizer | None:

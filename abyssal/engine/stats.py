@@ -17,6 +17,7 @@ class EngineStats:
         num_preemptions, num_steps: so far.
         num_prompt_tokens: rows computed for known tokens, recomputation included.
         num_generation_tokens: tokens drawn.
+        num_rows, num_decoder_rows: rows computed by the encoder and the decoder half of the layers.
         speculation: figures of drafting; None without it.
     """
 
@@ -27,4 +28,6 @@ class EngineStats:
     num_steps: int
     num_prompt_tokens: int
     num_generation_tokens: int
+    num_rows: int
+    num_decoder_rows: int
     speculation: SpeculationStats | None = None

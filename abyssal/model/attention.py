@@ -39,8 +39,8 @@ class CSA2Attention:
         kv = ops.linear(xq, self._wkv)
         kv = ops.window_rows(kv, self._kv_norm, self._eps, batch.positions, rotary, self._ctx.numerics.window)
         # entries of this very step are visible to its later rows, so they are written before anything is selected
-        if self._compressor is not None:
-            self._compressor(x, step)
+        if not step.entries_written:
+            self.compress(x, step)
         if self._indexer is not None:
             self._indexer(x, qr, step)
         ring = step.caches.window(self._plan.layer_id)
@@ -50,6 +50,11 @@ class CSA2Attention:
         # wo_a takes its input unrounded: the trained model runs it in bf16 although its weights are FP8
         z = ops.grouped_linear(o.view(len(o), self._groups, -1), self._wo_a)
         return ops.linear(rounded(z), self._wo_b)
+
+    def compress(self, x: torch.Tensor, step: StepState) -> None:
+        """Write the compressed entries that the normed rows x [T, C] complete, if this layer owns any."""
+        if self._compressor is not None:
+            self._compressor(x, step)
 
     def _shared_entries(self, step: StepState) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The source layer's entries and each row's selection among them."""

@@ -93,12 +93,14 @@ class StepState:
     Attributes:
         selection: entries chosen at the last index-source layer.
         candidates: blocks published by the candidate source.
+        entries_written: the compressed entries of all rows are in the cache already.
     """
 
     batch: ForwardBatch
     caches: Caches
     selection: Selection | None = None
     candidates: torch.Tensor | None = None
+    entries_written: bool = False
 
 
 def initial_streams(embed: StoredMatrix, token_ids: torch.Tensor, num_streams: int) -> tuple[torch.Tensor, torch.Tensor]:

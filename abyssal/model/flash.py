@@ -37,6 +37,12 @@ class DecoderLayer:
         h = self._ffn_site.expand(self._ffn(self._ffn_site.collapse(h, pre_ffn)), h, post, comb)
         return h, pre_next
 
+    def compress(self, h: torch.Tensor, pre: torch.Tensor, step: StepState) -> None:
+        """Of all that the layer does, only write the compressed entries of the rows h, pre."""
+        if self._engram is not None:
+            h = self._engram(h, step)
+        self._attn.compress(self._attn_site.collapse(h, pre), step)
+
 
 class FlashModel:
     """The language model. Built once; holds no state of any sequence.
@@ -54,7 +60,7 @@ class FlashModel:
     ) -> None:
         """Load all layers; `on_layer` is told of each one done."""
         config = ctx.config
-        self._ctx, self._ops = ctx, ctx.ops
+        self._ctx, self._ops, self._decoder_start = ctx, ctx.ops, topology.decoder_start
         self.embed = ctx.weights.matrix("embed")
         window, compressed = RotaryTable(window_inv_freq(config)), RotaryTable(yarn_inv_freq(config))
         self._layers = []
@@ -69,14 +75,21 @@ class FlashModel:
 
         Args:
             features: gets the mean over the streams that enter each target layer of the drafter, [W, C], of the rows in
-                `batch.window`.
+                `batch.window`, or in that of its tail.
         """
         step = StepState(batch, caches)
         h, pre = initial_streams(self.embed, batch.token_ids, self._ctx.config.hc_mult)
         targets = () if features is None else self._ctx.config.dspark_target_layer_ids
         for layer_id, layer in enumerate(self._layers):
+            if layer_id == self._decoder_start and batch.tail is not None:
+                # bounded replay: of a prompt, the decoder half leaves nothing behind but its last rows and these entries
+                layer.compress(h, pre, step)
+                rows, batch = batch.tail.rows.long(), batch.tail.batch
+                h, pre, step = h[rows], pre[rows], StepState(batch, caches, entries_written=True)
             if features is not None and layer_id in targets:
                 features.append(h[batch.window.rows.long()].mean(1))
+            if not len(h):
+                continue
             h, pre = layer(h, pre, step)
         if not len(batch.logit_rows):
             return h.new_empty(0, self._ctx.config.vocab_size)

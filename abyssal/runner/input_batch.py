@@ -11,8 +11,9 @@ import torch
 
 from ..cache.spec import CacheSpec
 from ..config.engine import BLOCK_TOKENS
+from ..config.model import TextConfig
 from ..config.topology import Topology
-from ..core.batch import CompressionPlan, ForwardBatch, RingWrites, SchedulerOutput, SlotAssignment
+from ..core.batch import CompressionPlan, ForwardBatch, RingWrites, SchedulerOutput, SlotAssignment, TailRows
 
 Ints = npt.NDArray[np.int32]
 
@@ -22,25 +23,46 @@ class BatchGeometry:
     """Sizes that do not change from step to step.
 
     Attributes:
+        window: tokens of the sliding window.
         window_ring: rows of a window ring.
+        replay_rows: rows of a prompt's end on which the decoder half runs; None for all.
         partial_ring: rows of a partial-group ring, by ratio.
     """
 
     num_slots: int
     max_model_len: int
     max_ngram: int
+    window: int
     window_ring: int
     partial_ring: dict[int, int]
     ratios: tuple[int, ...]
+    replay_rows: int | None = None
 
     @classmethod
-    def of(cls, spec: CacheSpec, topology: Topology, num_slots: int, max_model_len: int, max_ngram: int) -> BatchGeometry:
+    def of(
+        cls,
+        config: TextConfig,
+        spec: CacheSpec,
+        topology: Topology,
+        num_slots: int,
+        max_model_len: int,
+        replay_rows: int | None = None,
+    ) -> BatchGeometry:
+        """The geometry of a model, for sequences of up to `max_model_len` tokens in `num_slots` slots."""
         partial = {}
         for plan in topology.compressed_sources:
             if plan.owns_partial_group:
                 partial[plan.ratio] = spec.group("partial_groups").rows_of(plan.layer_id)
-        window = spec.group("window_kv").rows[0]
-        return cls(num_slots, max_model_len, max_ngram, window, partial, topology.ratios)
+        return cls(
+            num_slots=num_slots,
+            max_model_len=max_model_len,
+            max_ngram=config.engram_max_ngram_size,
+            window=config.sliding_window,
+            window_ring=spec.group("window_kv").rows[0],
+            partial_ring=partial,
+            ratios=topology.ratios,
+            replay_rows=replay_rows,
+        )
 
 
 class InputBatch:
@@ -51,13 +73,20 @@ class InputBatch:
         # zeros are reserved, not touched: a long limit costs nothing until tokens arrive
         self._tokens: Ints = np.zeros((geometry.num_slots, geometry.max_model_len + 1), np.int32)
         self._num_tokens = np.zeros(geometry.num_slots, np.int64)
+        self._replay_start: Ints = np.zeros(geometry.num_slots, np.int32)
         self._tables: Ints = np.zeros((geometry.num_slots, -(-geometry.max_model_len // BLOCK_TOKENS) + 1), np.int32)
 
-    def assign(self, assignment: SlotAssignment) -> None:
-        """A request takes a slot with all its tokens so far."""
+    def assign(self, assignment: SlotAssignment, *, every_row: bool = False) -> None:
+        """A request takes a slot with all its tokens so far.
+
+        Args:
+            every_row: the decoder half runs on all its rows, whatever the geometry says.
+        """
         slot, ids = assignment.state_slot, assignment.token_ids
         self._tokens[slot, : len(ids)] = ids
         self._num_tokens[slot] = len(ids)
+        replay = self._geometry.replay_rows
+        self._replay_start[slot] = 0 if every_row or replay is None else max(0, len(ids) - replay)
 
     def append(self, slot: int, token_ids: Sequence[int]) -> None:
         """The next tokens of the slot's sequence became known."""
@@ -105,20 +134,56 @@ class InputBatch:
         positions = row - query_start[request] + starts[request]
         max_context = int((starts + counts).max(initial=0))
         tables = self._tables[slots, : -(-max_context // BLOCK_TOKENS)]
-        layout = _Rows(row, request, positions, query_start, slots[request], tables)
+        layout = _Rows(row, request, positions, query_start, slots, tables, np.zeros_like(slots))
+        compression = {ratio: self._compression(layout, ratio) for ratio in geometry.ratios}
+        logit_rows = _logit_rows(step, query_start, all_logits)
+        return self._batch(layout, compression, logit_rows, max_context, self._tail(layout, logit_rows, max_context))
+
+    def _batch(
+        self,
+        rows: _Rows,
+        compression: dict[int, CompressionPlan],
+        logit_rows: Ints,
+        max_context: int,
+        tail: TailRows | None = None,
+    ) -> ForwardBatch:
         return ForwardBatch(
-            token_ids=_tensor(self._tokens[layout.slots, positions]),
-            positions=_tensor(positions),
-            row_to_request=_tensor(request),
-            query_start=_tensor(query_start),
-            block_table=_tensor(tables),
-            state_slot=_tensor(slots),
-            ngram_ids=_tensor(self._ngrams(layout)),
-            window=_ring_writes(layout, geometry.window_ring),
-            compression={ratio: self._compression(layout, ratio) for ratio in geometry.ratios},
-            logit_rows=_tensor(_logit_rows(step, query_start, all_logits)),
+            token_ids=_tensor(self._tokens[rows.slots, rows.positions]),
+            positions=_tensor(rows.positions),
+            row_to_request=_tensor(rows.request),
+            query_start=_tensor(rows.query_start),
+            block_table=_tensor(rows.tables),
+            state_slot=_tensor(rows.slot_of_request),
+            ngram_ids=_tensor(self._ngrams(rows)),
+            window=_ring_writes(rows, self._geometry.window_ring),
+            compression=compression,
+            logit_rows=_tensor(logit_rows),
+            window_start=_tensor(rows.window_start),
             max_context=max_context,
+            tail=tail,
         )
+
+    def _tail(self, rows: _Rows, logit_rows: Ints, max_context: int) -> TailRows | None:
+        """The rows that the decoder half computes; None if those are all, and see their whole windows."""
+        start = self._replay_start[rows.slot_of_request]
+        behind = rows.positions - start[rows.request]
+        if not start.any() or (behind >= self._geometry.window - 1).all():
+            return None
+        kept = rows.row[behind >= 0]
+        place = np.cumsum(behind >= 0, dtype=np.int32) - 1
+        counts = np.bincount(rows.request[kept], minlength=len(start))
+        query_start = np.zeros(len(start) + 1, np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        layout = _Rows(
+            np.arange(len(kept), dtype=np.int32),
+            rows.request[kept],
+            rows.positions[kept],
+            query_start,
+            rows.slot_of_request,
+            rows.tables,
+            start,
+        )
+        return TailRows(_tensor(kept), self._batch(layout, {}, place[logit_rows], max_context))
 
     def _ngrams(self, rows: _Rows) -> Ints:
         back = rows.positions[:, None] - np.arange(self._geometry.max_ngram, dtype=np.int32)
@@ -142,14 +207,20 @@ class InputBatch:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Arrays over the T rows of a step, and two over its R requests."""
+    """Arrays over the T rows of a step (row, request, positions) and over its R requests."""
 
     row: Ints
     request: Ints
     positions: Ints
     query_start: Ints
-    slots: Ints
+    slot_of_request: Ints
     tables: Ints
+    window_start: Ints
+
+    @property
+    def slots(self) -> Ints:
+        """State slot of each row."""
+        return self.slot_of_request[self.request]
 
 
 def _ring_writes(rows: _Rows, ring: int) -> RingWrites:

@@ -40,6 +40,7 @@ class ModelRunner:
 
     Attributes:
         drafting: None, or what drafts tokens; may be exchanged while no request runs.
+        num_rows, num_decoder_rows: computed so far by the encoder and the decoder half of the layers.
     """
 
     def __init__(
@@ -49,23 +50,26 @@ class ModelRunner:
         self._inputs = InputBatch(geometry)
         self._assigned: dict[int, SlotAssignment] = {}
         self.drafting = drafting
+        self.num_rows = self.num_decoder_rows = 0
         self._plain = CoupledAcceptance()
 
     @torch.inference_mode()
     def run(self, step: SchedulerOutput) -> RunnerOutput:
         """Compute a step's rows, draw the tokens that follow them, and draft those that may come after."""
         for assignment in step.assignments:
-            self._inputs.assign(assignment)
+            self._inputs.assign(assignment, every_row=_wants_prompt_rows(assignment))
             self._assigned[assignment.state_slot] = assignment
         if not step.rows:
             return RunnerOutput()
         begin = time.perf_counter()
         scored = frozenset(r.request_id for r in step.rows if _wants_prompt_rows(self._assigned[r.state_slot]))
         batch = self._inputs.gather(step, scored)
+        self.num_rows += len(batch.token_ids)
+        self.num_decoder_rows += len(batch.token_ids if batch.tail is None else batch.tail.rows)
         features: list[torch.Tensor] | None = None if self.drafting is None else []
         logits = self._model.forward(batch, self._storage, features)
         if self.drafting is not None and features is not None:
-            self.drafting.model.observe(features, batch, self._storage)
+            self.drafting.model.observe(features, batch if batch.tail is None else batch.tail.batch, self._storage)
         computed = time.perf_counter()
         output = self._finish(step, scored, logits)
         drawn = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import pytest
@@ -71,7 +72,8 @@ def make_batch(lengths: list[int], starts: list[int], block_entries: int = 128) 
     return ForwardBatch(
         token_ids=row, positions=positions, row_to_request=request, query_start=query_start,
         block_table=order.view(len(lengths), num_blocks), state_slot=torch.arange(len(lengths), dtype=torch.int32).flip(0),
-        ngram_ids=none, window=RingWrites(none, none), compression={}, logit_rows=none, max_context=longest,
+        ngram_ids=none, window=RingWrites(none, none), compression={}, logit_rows=none,
+        window_start=torch.zeros(len(lengths), dtype=torch.int32), max_context=longest,
     )  # fmt: skip
 
 
@@ -264,6 +266,17 @@ def test_sparse_attention(kernels, heads, width):
     assert_close(got, REFERENCE["sparse_attention"](*arguments))
     without = (q, kv, ring, None, None, sink, batch, window, table)
     assert_close(kernels.sparse_attention(*without), REFERENCE["sparse_attention"](*without))
+
+
+def test_sparse_attention_sees_nothing_before_the_window_start(kernels):
+    batch = make_batch([5, 1, 40, 19], [3, 100, 0, 77])
+    batch = dataclasses.replace(batch, window_start=torch.tensor([2, 100, 30, 60], dtype=torch.int32))
+    ring = rand(4, 24, 64, seed=2)
+    ring[2, [84 % 24, 99 % 24]] = torch.nan  # positions before the start of request 1, in slot 2
+    arguments = (rand(65, 4, 64), rand(65, 64), ring, None, None, rand(4), batch, 16, rotary(128, 8))
+    got = kernels.sparse_attention(*arguments)
+    assert got[5].isfinite().all()
+    assert_close(got[6:], REFERENCE["sparse_attention"](*arguments)[6:])
 
 
 def test_sparse_attention_reads_no_absent_key(kernels):

@@ -77,7 +77,7 @@ class Sequence:
         spec = CacheSpec.of(config, self.loaded.topology, with_drafts=True)
         self.storage = CacheStorage(spec, 8, 2)
         self.storage.fill(float("nan"))
-        self._inputs = InputBatch(BatchGeometry.of(spec, self.loaded.topology, 2, 384, config.engram_max_ngram_size))
+        self._inputs = InputBatch(BatchGeometry.of(config, spec, self.loaded.topology, 2, 384))
         self._inputs.assign(SlotAssignment("r", SLOT, tuple(self.token_ids), SamplingParams(), 0))
 
     @torch.inference_mode()

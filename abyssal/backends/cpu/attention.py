@@ -72,9 +72,10 @@ def _window_keys(
     source = row.unsqueeze(1) - back
     is_here = source >= batch.query_start[request].long().unsqueeze(1)
     slots = ring.shape[1]
+    first = batch.window_start[request].long().unsqueeze(1)
     earlier = batch.state_slot[request].long().unsqueeze(1) * slots + wanted.clamp_min(0) % slots
     keys = torch.where(is_here.unsqueeze(-1), kv[source.clamp_min(0)], ring.flatten(0, 1)[earlier])
-    return keys, wanted >= 0
+    return keys, wanted >= first
 
 
 def _attend(q: torch.Tensor, keys: torch.Tensor, valid: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abyssal_hc_expand": (_P, _P, _P, _P, _I, _I, _I, _P),
     "abyssal_pool_groups": (_P, _P, _P, _I, _P, _I, _I, _P, _P, _I, _P),
     "abyssal_select_entries": (_P, _P, _P, *(_I,) * 3, *(_P,) * 3, *(_I,) * 6, _P, _I, _I, _P, _I, _P, _I),
-    "abyssal_sparse_attention": (_P, _P, _P, _I, _P, _P, _I, _P, *(_I,) * 4, *(_P,) * 4, _P, _P, _I, _P),
+    "abyssal_sparse_attention": (_P, _P, _P, _I, _P, _P, _I, _P, *(_I,) * 4, *(_P,) * 5, _P, _P, _I, _P),
     "abyssal_pick_experts": (_P, _P, _I, _I, _I, _F, _P, _P),
     "abyssal_experts": (_P, _I, _I, _I, _P, _P, _I, _P, _P, _I, _F, _I, _P, _P, _P),
     "abyssal_engram_rows": (_P, _I, _I, _I, _P, _I, _P, _P, _P, _P),
@@ -221,8 +221,8 @@ class Kernels:
             q.data_ptr(), kv.data_ptr(), ring.data_ptr(), ring.shape[1], None if entries is None else entries.data_ptr(),
             None if selected is None else selected.data_ptr(), 0 if selected is None else selected.shape[1],
             sink.data_ptr(), rows, heads, width, window, batch.positions.data_ptr(), batch.row_to_request.data_ptr(),
-            batch.query_start.data_ptr(), batch.state_slot.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[1],
-            out.data_ptr(),
+            batch.query_start.data_ptr(), batch.state_slot.data_ptr(), batch.window_start.data_ptr(), cos.data_ptr(),
+            sin.data_ptr(), cos.shape[1], out.data_ptr(),
         )  # fmt: skip
         return out
 

@@ -100,6 +100,7 @@ void abyssal_sparse_attention(const float* q, const float* kv, const float* ring
                               const int32_t* selected, int64_t num_selected, const float* sink, int64_t rows,
                               int64_t heads, int64_t width, int64_t window, const int32_t* positions,
                               const int32_t* row_to_request, const int32_t* query_start, const int32_t* state_slot,
+                              const int32_t* window_start,
                               const float* cos, const float* sin, int64_t half, float* out) {
     const Heads all = {sink, heads, width};
     const int64_t most = window + num_selected;
@@ -110,7 +111,7 @@ void abyssal_sparse_attention(const float* q, const float* kv, const float* ring
         const int64_t r = task / head_spans, first_head = task % head_spans * head_span;
         const float** keys = reinterpret_cast<const float**>(scratch(2, most * 2));
         const int64_t request = row_to_request[r], p = positions[r], slot = state_slot[request];
-        const int64_t begin = query_start[request], first = std::max<int64_t>(0, p - window + 1);
+        const int64_t begin = query_start[request], first = std::max<int64_t>(window_start[request], p - window + 1);
         int64_t n = 0;
         for (int64_t t = first; t <= p; t++) {
             const int64_t row = r - (p - t);
