@@ -16,6 +16,7 @@ from .linear import GroupedLinear, Linear, PrepareLinear
 from .moe import Experts, PrepareExperts, Route
 from .norm_rope import RmsNorm, Rotate, WindowRows, WriteRows
 from .quantize import RoundFp4, RoundFp8
+from .sampling import AdjustLogits, CutTokens, DrawTokens, RankTokens
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class OpTable:
     experts: Experts
     engram_rows: EngramRows
     engram_gate: EngramGate
+    adjust_logits: AdjustLogits
+    cut_tokens: CutTokens
+    draw_tokens: DrawTokens
+    rank_tokens: RankTokens
 
 
 def build_table(backend: str, entries: Mapping[str, Callable[..., Any]]) -> OpTable:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...core.errors import UnsupportedOnBackend
 from ...ops.registry import OpTable, build_table
-from . import attention, compressor, engram, hyper_connection, indexer, linear, moe, native, norm_rope, quantize
+from . import attention, compressor, engram, hyper_connection, indexer, linear, moe, native, norm_rope, quantize, sampling
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,10 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "experts": moe.experts,
     "engram_rows": engram.engram_rows,
     "engram_gate": engram.engram_gate,
+    "adjust_logits": sampling.adjust_logits,
+    "cut_tokens": sampling.cut_tokens,
+    "draw_tokens": sampling.draw_tokens,
+    "rank_tokens": sampling.rank_tokens,
 }
 
 
