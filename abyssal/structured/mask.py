@@ -40,8 +40,15 @@ def is_allowed(row: Mask, token_id: int) -> bool:
     return bool((int(row[token_id >> 5]) >> (token_id & 31)) & 1)
 
 
-def set_bit(masks: Mask, rows: Rows, token_id: int, value: npt.NDArray[np.bool_] | bool) -> None:
-    """Allow or forbid one id in some rows of [rows, words], in place; `value` is bool [len(rows)] or one for all."""
+def set_one(row: Mask, token_id: int, value: bool) -> None:
+    """Allow or forbid one id in a row, in place."""
+    word, bit = int(row[token_id >> 5]) & 0xFFFFFFFF, 1 << (token_id & 31)
+    word = word | bit if value else word & ~bit
+    row[token_id >> 5] = word - (1 << 32) if word >> 31 else word
+
+
+def set_bit(masks: Mask, rows: Rows, token_id: int, value: npt.NDArray[np.bool_]) -> None:
+    """Allow or forbid one id in some rows of [rows, words], in place; `value` is bool [len(rows)]."""
     words = masks[rows, token_id >> 5].view(np.uint32)
     bit = np.uint32(1 << (token_id & 31))
     masks[rows, token_id >> 5] = np.where(value, words | bit, words & ~bit).view(np.int32)

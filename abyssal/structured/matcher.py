@@ -15,7 +15,7 @@ import numpy as np
 
 from .grammar import Backend, EngineMatcher, GrammarError, Segment
 from .markup import SpelledMarker
-from .mask import Mask, get_bit, is_allowed, mask_of, set_bit
+from .mask import Mask, Rows, get_bit, is_allowed, mask_of, set_bit, set_one
 from .spec import StructuredOutput
 from .vocabulary import Vocabulary
 
@@ -191,11 +191,12 @@ class Matcher:
         Raises:
             GrammarError: if no token can follow, or a limit of the library is exceeded.
         """
-        masks = row[None]
         if self._phase is Phase.GRAMMAR:
             self._grammar.fill(row)
-            finish_rows(self._rules, masks, np.zeros(1, dtype=np.int64))
-        self._write(masks, 0, self._phase, self._tail())
+            accepting = is_allowed(row, self._rules.backend.eos_id)
+            for token_id in self._rules.stop_ids:
+                set_one(row, token_id, accepting)
+        self._write(row, self._phase, self._tail())
         error = self._why_stuck(row)
         if error is not None:
             raise GrammarError(error)
@@ -210,7 +211,7 @@ class Matcher:
         for index in range(len(drafts) + 1):
             if phase is Phase.GRAMMAR:
                 return Walk(self, first_row, drafts, index, self._engine_drafts(drafts[index:]))
-            self._write(masks, first_row + index, phase, tail)
+            self._write(masks[first_row + index], phase, tail)
             if index == len(drafts) or not is_allowed(masks[first_row + index], drafts[index]):
                 return Walk(self, first_row, drafts, index, None)
             after = self._next_phase(phase, drafts[index], tail)
@@ -223,18 +224,17 @@ class Matcher:
         stop = next((i for i, token_id in enumerate(drafts) if token_id in self._rules.stop_ids), len(drafts))
         return drafts[:stop]
 
-    def _write(self, masks: Mask, row: int, phase: Phase, tail: bytes) -> None:
+    def _write(self, row: Mask, phase: Phase, tail: bytes) -> None:
         """Write the mask of a phase; in the grammar phase, only forbid there what would spell markup."""
         rules = self._rules
         if phase is not Phase.GRAMMAR:
-            masks[row] = {Phase.REASONING: rules.reasoning, Phase.TEXT: rules.text, Phase.DONE: rules.done}[phase]
+            row[:] = {Phase.REASONING: rules.reasoning, Phase.TEXT: rules.text, Phase.DONE: rules.done}[phase]
         if rules.marker is None or phase not in (Phase.TEXT, Phase.GRAMMAR):
             return
-        at = np.array([row], dtype=np.int64)
         if phase is Phase.TEXT and rules.calls_allowed and tail.endswith(OPENER) and rules.vocabulary.dsml_id is not None:
-            set_bit(masks, at, rules.vocabulary.dsml_id, True)
+            set_one(row, rules.vocabulary.dsml_id, True)
         for token_id in rules.marker.completions(tail):
-            set_bit(masks, at, token_id, False)
+            set_one(row, token_id, False)
 
     def _next_phase(self, phase: Phase, token_id: int, tail: bytes) -> Phase | None:
         """Where a token leads, None if it is not allowed. In the grammar phase the engine has to agree."""
@@ -321,12 +321,13 @@ class Walk:
         for token_id in self._drafts[:index]:
             tail = matcher._extend(tail, token_id)
         while True:
-            matcher._write(masks, self._first_row + index, Phase.GRAMMAR, tail)
+            row = masks[self._first_row + index]
+            matcher._write(row, Phase.GRAMMAR, tail)
             if index == self._index:
-                error = matcher._why_stuck(masks[self._first_row + index]) if index == 0 else matcher._grammar.error
+                error = matcher._why_stuck(row) if index == 0 else matcher._grammar.error
                 if error is not None:
                     return Filled(index, error)
-            if index == len(self._drafts) or not is_allowed(masks[self._first_row + index], self._drafts[index]):
+            if index == len(self._drafts) or not is_allowed(row, self._drafts[index]):
                 return Filled(index)
             token_id = self._drafts[index]
             index += 1
@@ -336,7 +337,7 @@ class Walk:
             tail = matcher._extend(tail, token_id)
 
 
-def finish_rows(rules: Rules, masks: Mask, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+def finish_rows(rules: Rules, masks: Mask, rows: Rows) -> None:
     """Allow all stop ids in the rows where the engine allows its EOS, and none in the others."""
     accepting = get_bit(masks, rows, rules.backend.eos_id)
     for token_id in rules.stop_ids:

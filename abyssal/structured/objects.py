@@ -181,12 +181,9 @@ def _read_dependencies(node: dict[str, Json], path: str, lower: Lower, rules: Ob
             place = child(child(path, key), name)
             listed = key == "dependentRequired" or (key == "dependencies" and isinstance(needs, list))
             consequence = {"required": _names(needs, place)} if listed else lower(needs, place)
-            if consequence is True or consequence == {"required": []}:
-                continue
-            if name in rules.required:
-                rules.extras.append(consequence if isinstance(consequence, dict) else {"allOf": [False]})
-            else:
-                rules.extras.append({"anyOf": [{"properties": {name: False}}, consequence]})
+            # The name stands first in the branch that has it, so that it is written before what it requires.
+            present: Schema = {"allOf": [{"properties": {name: True}}, consequence]}
+            rules.extras.append(present if name in rules.required else {"anyOf": [{"properties": {name: False}}, present]})
 
 
 def _check_reachable(rules: ObjectRules, path: str) -> None:

@@ -202,9 +202,8 @@ class _Lowering:
             if not isinstance(prefix, list):
                 raise SchemaError(prefix_path, "must be a list of schemas")
             own["prefixItems"] = [self.schema(part, child(prefix_path, i), depth + 1) for i, part in enumerate(prefix)]
-        lowered = self.schema(items, items_path, depth + 1)
-        if lowered is not True:
-            own["items"] = lowered
+        if items is not True:
+            own["items"] = self.schema(items, items_path, depth + 1)
         for key in ("minItems", "maxItems"):
             value = count(node, key, path)
             if value is not None:

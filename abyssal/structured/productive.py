@@ -29,10 +29,11 @@ def find_loop(root: dict[str, Any] | bool, definitions: Mapping[str, dict[str, A
     everything = {**definitions, "": root}
     edges = {name: set(_in_place(schema)) for name, schema in everything.items()}
     while True:
-        leaves = {name for name, targets in edges.items() if not targets & edges.keys()}
-        if not leaves:
+        targets = set().union(*edges.values())
+        outside = {name for name, onward in edges.items() if name not in targets or not onward & edges.keys()}
+        if not outside:
             return min(edges) if edges else None
-        edges = {name: targets for name, targets in edges.items() if name not in leaves}
+        edges = {name: onward for name, onward in edges.items() if name not in outside}
 
 
 def _in_place(schema: dict[str, Any] | bool) -> Iterator[str]:
