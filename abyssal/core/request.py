@@ -41,15 +41,18 @@ class RowSchedule:
     Attributes:
         chunk: most rows of this request in one step.
         decode_from: positions from here on are fed one a step.
+        cuts: positions at which a step begins.
     """
 
     chunk: int | None = None
     decode_from: int | None = None
+    cuts: tuple[int, ...] = ()
 
     def limit(self, start: int, rows: int) -> int:
         """How many of `rows` rows beginning at position `start` may run in one step (>= 1)."""
         if self.decode_from is not None:
             rows = 1 if start >= self.decode_from else min(rows, self.decode_from - start)
+        rows = min(rows, *(cut - start for cut in self.cuts if cut > start), rows)
         return rows if self.chunk is None else min(rows, self.chunk)
 
 

@@ -21,7 +21,9 @@ from ..core.errors import ConfigError, InvalidRequest
 from ..core.outputs import RequestOutput
 from ..core.request import Request, RowSchedule
 from ..core.sampling_params import SamplingParams
+from ..runner.drafting import Oracle
 from ..text.detokenizer import IncrementalDetokenizer
+from .draft_scores import DraftProbe, DraftScores
 from .drafts import check_speculation
 from .launch import launch
 from .stats import EngineStats
@@ -105,6 +107,11 @@ class Engine:
             check_speculation(self.model_config.text, config)
             self._drafts.install(speculation, self._scheduler, self._runner)
         self.config = config
+
+    def set_draft_oracle(self, oracle: Oracle | None) -> None:
+        """Replace what is drafted from now on, until `set_speculation` (tests; simulated acceptance in measurements)."""
+        assert self._runner.drafting is not None, "nothing is drafted"
+        self._runner.drafting.oracle = oracle
 
     @property
     def has_unfinished(self) -> bool:
@@ -202,14 +209,52 @@ class Engine:
         Raises:
             InvalidRequest: for ids the model does not know, or too many.
         """
-        for name, value in (("chunk", chunk), ("decode_from", decode_from)):
+        return self._score(token_ids, RowSchedule(chunk, decode_from))
+
+    def score_drafts(
+        self,
+        token_ids: Sequence[int],
+        anchors: Sequence[int],
+        previous_ids: torch.Tensor,
+        *,
+        chunk: int | None = None,
+        decode_from: int | None = None,
+    ) -> DraftScores:
+        """`score`, and the drafter's results at anchors of the text.
+
+        Args:
+            anchors: positions whose token begins a draft block.
+            previous_ids: [anchors, block], the token before each drafted one.
+
+        Raises:
+            InvalidRequest: for ids, anchors or chains that do not fit, or while other requests run.
+        """
+        if self._drafts is None or self._runner.drafting is None:
+            raise InvalidRequest(
+                "speculation", self.config.speculation, "leaves the drafter out; ask for any number of drafts"
+            )
+        if self.has_unfinished:
+            raise InvalidRequest("token_ids", f"<{len(token_ids)} tokens>", "drafts are scored only while nothing else runs")
+        vocab_size = self.model_config.text.vocab_size
+        probe = DraftProbe(self._drafts.model, token_ids, anchors, previous_ids, vocab_size)
+        logits = self._score(token_ids, RowSchedule(chunk, decode_from, probe.anchors), probe)
+        features = self._runner.last_features
+        assert features is not None, "a step with a drafter observes features"
+        return probe.scores(logits, features[-1])
+
+    def _score(self, token_ids: Sequence[int], schedule: RowSchedule, probe: DraftProbe | None = None) -> torch.Tensor:
+        for name, value in (("chunk", schedule.chunk), ("decode_from", schedule.decode_from)):
             if value is not None and value < 1:
                 raise InvalidRequest(name, value, "must be at least 1")
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        schedule = RowSchedule(chunk, decode_from)
         request_id = self.add(list(token_ids), params, row_schedule=schedule, wants_prompt_logits=True)
+        request = self._trackers[request_id].request if request_id in self._trackers else None
         others: list[RequestOutput] = []
         while True:
+            if probe is not None and request is not None and not request.is_finished:
+                # before the first step no row is visible, so any slot will do
+                slot = self._cache.slot(request_id) or 0
+                probe.visit(request.num_computed_tokens, slot, self._storage)
             for output in self.step():
                 if output.request_id == request_id and output.finished:
                     self._ready.extend(others)

@@ -140,10 +140,14 @@ class DSpark:
         self._confidence_hidden = confidence[: config.hidden_size]
         self._confidence_markov = confidence[config.hidden_size :]
 
-    def observe(self, features: list[torch.Tensor], batch: ForwardBatch, caches: Caches) -> None:
-        """Take in the rows of a target step: `features` as `FlashModel.forward` gave them. Writes the stages' windows."""
+    def observe(self, features: torch.Tensor, batch: ForwardBatch, caches: Caches) -> None:
+        """Take in the rows of a target step. Writes the stages' windows.
+
+        Args:
+            features: [W, targets * C], what `FlashModel.forward` gave, side by side.
+        """
         rounded = self._ctx.round_activations
-        main = self._ops.linear(rounded(torch.cat(features, 1)), self._main_proj)
+        main = self._ops.linear(rounded(features), self._main_proj)
         main = rounded(self._ops.rms_norm(main, self._main_norm, self._ctx.config.rms_norm_eps))
         for stage in self._stages:
             stage.attn.observe(main, batch, caches)

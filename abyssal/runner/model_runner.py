@@ -41,6 +41,7 @@ class ModelRunner:
     Attributes:
         drafting: None, or what drafts tokens; may be exchanged while no request runs.
         num_rows, num_decoder_rows: computed so far by the encoder and the decoder half of the layers.
+        last_features: what the drafter observed of the last rows of each request in the last step, None without a drafter.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ModelRunner:
         self._assigned: dict[int, SlotAssignment] = {}
         self.drafting = drafting
         self.num_rows = self.num_decoder_rows = 0
+        self.last_features: torch.Tensor | None = None
         self._plain = CoupledAcceptance()
 
     @torch.inference_mode()
@@ -69,7 +71,9 @@ class ModelRunner:
         features: list[torch.Tensor] | None = None if self.drafting is None else []
         logits = self._model.forward(batch, self._storage, features)
         if self.drafting is not None and features is not None:
-            self.drafting.model.observe(features, batch if batch.tail is None else batch.tail.batch, self._storage)
+            self.last_features = torch.cat(features, 1)
+            observed = batch if batch.tail is None else batch.tail.batch
+            self.drafting.model.observe(self.last_features, observed, self._storage)
         computed = time.perf_counter()
         output = self._finish(step, scored, logits)
         drawn = time.perf_counter()

@@ -89,8 +89,8 @@ class Sequence:
             batch = self._inputs.gather(SchedulerOutput((), (rows,)), frozenset())
             features = []
             self.loaded.flash.forward(batch, self.storage, features)
-            self.loaded.drafter.observe(features, batch, self.storage)
             self.features = torch.cat(features, 1)
+            self.loaded.drafter.observe(self.features, batch, self.storage)
             self.num_computed = until
 
     @torch.inference_mode()
