@@ -226,7 +226,7 @@ def _text_form(schema: dict[str, Json], path: str) -> list[_Text]:
     low, high = schema.get("minLength", 0), schema.get("maxLength", "")
     parts = [] if not low and high == "" else [f"/(?s:.{{{int(low)},{high if high == '' else int(high)}}})/"]
     if "pattern" in schema:
-        parts.append(f"/{_whole_text(schema['pattern'], child(path, 'pattern'))}/")
+        parts.append(f"/(?:{_whole_text(schema['pattern'], child(path, 'pattern'))})/")
     if "format" in schema:
         known = FORMATS[schema["format"]]
         parts.append(f"/(?:{_slashes(known.pattern)})/")

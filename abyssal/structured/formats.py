@@ -39,10 +39,10 @@ def _ipv6() -> str:
     """Eight groups of hexadecimal digits, or fewer with one `::`."""
     group = r"[0-9a-fA-F]{1,4}"
     forms = [rf"(?:{group}:){{7}}{group}"]
-    for before in range(7):
+    for before in range(8):
         head = "" if before == 0 else rf"{group}(?::{group}){{{before - 1}}}"
-        tail = "" if before == 6 else rf"(?::{group}){{0,{5 - before}}}"
-        forms.append(rf"{head}::(?:{group}{tail})?")
+        tail = "" if before == 7 else rf"(?:{group}(?::{group}){{0,{6 - before}}})?"
+        forms.append(f"{head}::{tail}")
     return "|".join(forms)
 
 
