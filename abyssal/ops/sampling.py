@@ -89,10 +89,11 @@ class CutTokens(Protocol):
     def __call__(self, logits: torch.Tensor, rows: torch.Tensor, filters: Filters) -> Cuts:
         """Where the filters cut off the tokens of each row; at least one is kept.
 
-        With z = logit / temperature in float64 and z0 the highest of them: min-p keeps z >= z0 + min_log_ratio; top-k the
-        first k of those; top-p the shortest prefix whose mass reaches top_p times the total. The mass of a token is the whole
-        part of MASS_ONE * exp(z - z0), so that beyond a ratio of 2^-44 it is 0. A token is kept iff the mass before it is less
-        than top_p times the total (in float64, rounded up). Greedy rows, and rows that are no numbers, get any cut.
+        With z = logit / temperature in float64 and z0 the highest of them: min-p keeps z >= z0 + min_log_ratio; top-k
+        the first k of those; top-p the shortest prefix whose mass reaches top_p times the total. The mass of a token is
+        the whole part of MASS_ONE * exp(z - z0), so that beyond a ratio of 2^-44 it is 0. A token is kept iff the mass
+        before it is less than top_p times the total (in float64, rounded up). Greedy rows, and rows that are no numbers,
+        get any cut.
 
         Args:
             logits: float32 [N, V], -inf for masked tokens.

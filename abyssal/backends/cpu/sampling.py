@@ -20,19 +20,19 @@ NO_MASS_BELOW = -31.0
 
 LARGEST = float(np.finfo(np.float32).max)
 
-_EXP_TERMS = 14
+_EXP_TERMS = 11
 _LOG2_E = 1.0 / math.log(2.0)
 _LN2_HIGH = float(np.float32(math.log(2.0)))
 _LN2_LOW = math.log(2.0) - _LN2_HIGH
 
 
 def exp(x: Doubles) -> Doubles:
-    """e^x for float64 in [-700, 0], from additions and multiplications in a fixed order."""
+    """e^x for float64 in [-700, 0] to within 2^-46 of itself, from additions and multiplications in a fixed order."""
     k = np.floor(x * _LOG2_E + 0.5)
     r = (x - k * _LN2_HIGH) - k * _LN2_LOW
-    series = np.ones_like(r)
-    for term in range(_EXP_TERMS, 0, -1):
-        series = series * (r * (1.0 / term)) + 1.0
+    series = np.full_like(r, 1.0 / math.factorial(_EXP_TERMS))
+    for term in range(_EXP_TERMS - 1, -1, -1):
+        series = series * r + 1.0 / math.factorial(term)
     result: Doubles = np.ldexp(series, k.astype(np.int32))
     return result
 

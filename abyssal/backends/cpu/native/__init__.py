@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .kernels import Kernels, declare
+from . import kernels, sampling
 from .sources import digest
 
 VARIANTS = {
@@ -65,7 +65,7 @@ def load(variant: str | None = None) -> ctypes.CDLL | None:
         path = library_path(name)
         if path is not None:
             library = ctypes.CDLL(str(path))
-            declare(library)
+            _declare(library)
             return library
     return None
 
@@ -85,4 +85,11 @@ def entries(library: ctypes.CDLL, num_threads: int) -> dict[str, Callable[..., A
         num_threads: threads that the kernels of this process use from now on.
     """
     library.abyssal_set_num_threads(num_threads)
-    return Kernels(library).entries()
+    return kernels.Kernels(library).entries() | sampling.SamplingKernels(library).entries()
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes the types of all functions."""
+    for name, types in (kernels.SIGNATURES | sampling.SIGNATURES).items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None

@@ -44,13 +44,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 """Argument types of every function; all return nothing."""
 
 
-def declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes the types of all functions."""
-    for name, types in SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-
-
 class Kernels:
     """The native ops as methods of the library's wrapper."""
 
