@@ -88,11 +88,14 @@ class LLGuidanceBackend(Backend):
         """Build the library's view of the vocabulary, in which all added tokens are markup."""
         self.vocabulary = vocabulary
         self._eos_id = min(vocabulary.eos_ids)
-        content = json.loads(vocabulary.tokenizer.json_text)
-        content["added_tokens"] = [{**token, "special": True} for token in content.get("added_tokens", [])]
         self._tokenizer = llguidance.LLTokenizer(
-            json.dumps(content, ensure_ascii=False), n_vocab=vocabulary.size, eos_token=self._eos_id, slices=SLICES
+            _without_spelled_markup(vocabulary.tokenizer.json_text),
+            n_vocab=vocabulary.size,
+            eos_token=self._eos_id,
+            slices=SLICES,
         )
+        missing = [i for i in vocabulary.control_ids if not self._tokenizer.is_special_token(i)]
+        assert not missing, f"the library takes {missing[:5]} for text"
         self._executor = llguidance.LLExecutor(num_threads)
         self._limits = llguidance.LLParserLimits(max_items_in_row=10_000, verbose_errors=False)
 
@@ -165,11 +168,27 @@ class LLGuidanceBackend(Backend):
         return first_line(message) if message else None
 
 
+def _without_spelled_markup(tokenizer_json: str) -> str:
+    """A `tokenizer.json` in which all added tokens are special and no text spells one.
+
+    The library tokenizes text that is certain to come, such as the names of required properties. Were such a text
+    `<think>`, it would come out as the markup token, which is not allowed there.
+    """
+    content = json.loads(tokenizer_json)
+    names = {token["content"]: f"\U0010ffff{token['id']}\U0010ffff" for token in content.get("added_tokens", [])}
+    content["added_tokens"] = [
+        {**token, "content": names[token["content"]], "special": True} for token in content.get("added_tokens", [])
+    ]
+    content["model"]["vocab"] = {names.get(text, text): token_id for text, token_id in content["model"]["vocab"].items()}
+    return json.dumps(content, ensure_ascii=False)
+
+
 def _json_grammar(schema_text: str, options: Any) -> str:
     return str(llguidance.LLMatcher.grammar_from_json_schema(schema_text, overrides=options))
 
 
 def first_line(message: str) -> str:
     """The part of the library's message that is about the grammar."""
-    line = message.split("\n<", 1)[0].strip().split("\n", 1)[0]
-    return line or "the grammar library gave no reason"
+    lines = [line.strip() for line in message.split("\n<", 1)[0].strip().split("\n")]
+    reasons = [line for line in lines[1:] if line.startswith("error:")]
+    return "; ".join([lines[0], *reasons]) or "the grammar library gave no reason"
