@@ -136,8 +136,9 @@ def parse_bounded_replay(value: str | int) -> Literal["off", "exact"] | int:
 
 def _is_count(value: object) -> bool:
     """Whether a value is a number of at least 1, as such or as text."""
-    is_number = isinstance(value, int) or (isinstance(value, str) and value.isascii() and value.isdigit())
-    return is_number and not isinstance(value, bool) and int(value) >= 1  # type: ignore[call-overload,no-any-return]
+    if isinstance(value, str):
+        return value.isascii() and value.isdigit() and int(value) >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

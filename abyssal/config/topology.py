@@ -60,7 +60,7 @@ class Topology:
 
     @property
     def decoder_start(self) -> int:
-        """First layer of the decoder half: the last one that owns compressed entries. All after it read those, and windows."""
+        """First layer of the decoder half: the last that owns compressed entries. All after it read those, and windows."""
         return self.compressed_sources[-1].layer_id
 
     def replay_rows(self, window: int) -> int:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+
 from abyssal.config.engine import EngineConfig
 from abyssal.config.topology import Topology
 from abyssal.core.errors import ConfigError
@@ -14,6 +15,7 @@ from abyssal.core.sampling_params import SamplingParams
 from abyssal.engine.engine import Engine
 
 WINDOWS = {"micro": 16, "deep": 32}
+WHOLE = RowSchedule()
 CONES = {"micro": 3 * 15 + 1, "deep": 20 * 31 + 1}
 
 
@@ -27,7 +29,7 @@ def make(folder, replay: str | int, **settings) -> Engine:
     return Engine(folder, EngineConfig(bounded_replay=replay, **(common | settings)))
 
 
-def run(engine: Engine, prompts: list[list[int]], schedule: RowSchedule = RowSchedule(), **params):
+def run(engine: Engine, prompts: list[list[int]], schedule: RowSchedule = WHOLE, **params):
     """Tokens and logprobs of prompts that run side by side."""
     order = [
         engine.add(

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+
 from abyssal.config.engine import EngineConfig
 from abyssal.engine.engine import Engine
 from abyssal.loading.random_checkpoint import write_random_checkpoint

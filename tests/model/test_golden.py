@@ -40,8 +40,8 @@ def engine_of(checkpoint_of):
     return make
 
 
-# In plain torch, one FP8 input at position 17 lies 4e-7 from a tie and falls the other way than in the golden run, after which
-# a random model is another one; the native kernels are what is held to that line.
+# In plain torch, one FP8 input at position 17 lies 4e-7 from a tie and falls the other way than in the golden run, after
+# which a random model is another one; the native kernels are what is held to that line.
 CASES = [("auto", *case) for case in TOLERANCES] + [("torch", *case) for case in TOLERANCES if case[0] != "activations"]
 
 
