@@ -19,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.extension import Extension
 
 NATIVE = Path("abyssal/backends/cpu/native")
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread"]
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread"]
 
 
 def _sources_digest() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,9 @@ class MatrixArray:
         address: of the first native matrix.
     """
 
-    def __init__(self, stacks: Sequence[Sequence[StoredMatrix]], held_as: HeldAs, library: Any) -> None:
+    def __init__(
+        self, stacks: Sequence[Sequence[StoredMatrix]], held_as: HeldAs, decode: Callable[[int, int], None]
+    ) -> None:
         self._alive: list[Any] = []
         self._panels: list[torch.Tensor] = []
         self._array = (_Matrix * len(stacks))()
@@ -46,7 +48,7 @@ class MatrixArray:
         for index, matrices in enumerate(stacks):
             self._fill(self._array[index], matrices)
             if held_as == "decoded":
-                self._decode(self._array[index], library)
+                self._decode(self._array[index], decode)
         if held_as == "decoded":
             self._drop_segments()
 
@@ -66,9 +68,9 @@ class MatrixArray:
         native.out, native.in_ = sum(m.out_features for m in matrices), width
         native.segments, native.num_segments = ctypes.addressof(segments), len(matrices)
 
-    def _decode(self, native: _Matrix, library: Any) -> None:
+    def _decode(self, native: _Matrix, decode: Callable[[int, int], None]) -> None:
         panels = torch.empty(-(-native.out // PANEL), native.in_, PANEL)
-        library.abyssal_decode_panels(ctypes.addressof(native), panels.data_ptr())
+        decode(ctypes.addressof(native), panels.data_ptr())
         native.panels = panels.data_ptr()
         self._panels.append(panels)
 

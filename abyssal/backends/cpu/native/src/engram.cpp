@@ -3,40 +3,63 @@
 
 using namespace abyssal;
 
-extern "C" {
+namespace {
 
-// ngram_ids [rows, orders + 1]; primes, offsets [orders * heads]; out int64 [rows, orders * heads]
-void abyssal_engram_rows(const int32_t* ngram_ids, int64_t rows, int64_t orders, int64_t heads, const int64_t* token_map,
-                         int64_t pad, const int64_t* multipliers, const int64_t* primes, const int64_t* offsets,
-                         int64_t* out) {
-    parallel_for(rows, rows * orders * heads * 16, [&](int64_t r) {
-        const int32_t* ids = ngram_ids + r * (orders + 1);
-        auto term = [&](int64_t i) { return (ids[i] < 0 ? pad : token_map[ids[i]]) * multipliers[i]; };
-        int64_t mixed = term(0);
-        for (int64_t n = 1; n <= orders; n++) {
-            mixed ^= term(n);
-            for (int64_t c = (n - 1) * heads; c < n * heads; c++)
-                out[r * orders * heads + c] = mixed % primes[c] + offsets[c];
+struct EngramRows {
+    const int32_t* ngram_ids;  // [rows, orders + 1]
+    int64_t rows, orders, heads;
+    const int64_t* token_map;
+    int64_t pad;
+    const int64_t *multipliers, *primes, *offsets;  // [orders + 1], [orders * heads], [orders * heads]
+    int64_t* out;                                   // [rows, orders * heads]
+};
+
+struct EngramGate {
+    const float *h, *key_value, *weight;  // [rows, streams, width], [rows, streams + 1, width], [streams, width]
+    int64_t rows, streams, width;
+    double eps;
+    float* out;
+};
+
+void hash_row(const EngramRows& a, const int32_t* ids, int64_t* out) {
+    // unsigned: a product may wrap, as it does in the reference
+    auto term = [&](int64_t i) { return uint64_t(ids[i] < 0 ? a.pad : a.token_map[ids[i]]) * uint64_t(a.multipliers[i]); };
+    uint64_t mixed = term(0);
+    for (int64_t n = 1; n <= a.orders; n++) {
+        mixed ^= term(n);
+        for (int64_t c = (n - 1) * a.heads; c < n * a.heads; c++) {
+            const int64_t rest = int64_t(mixed) % a.primes[c];
+            out[c] = (rest < 0 ? rest + a.primes[c] : rest) + a.offsets[c];
         }
-    });
+    }
 }
 
-// h [rows, streams, width]; key_value [rows, streams + 1, width]; weight [streams, width]
-void abyssal_engram_gate(const float* h, const float* key_value, const float* weight, int64_t rows, int64_t streams,
-                         int64_t width, float eps, float* out) {
-    const float root = 1.0f / std::sqrt(float(width));
-    parallel_for(rows, rows * streams * width * 4, [&](int64_t r) {
-        const float* value = key_value + (r * (streams + 1) + streams) * width;
-        for (int64_t j = 0; j < streams; j++) {
-            const float *x = h + (r * streams + j) * width, *key = key_value + (r * (streams + 1) + j) * width;
-            vf products = {};
-            for (int64_t i = 0; i < width; i += LANES) products += load(x + i) * load(weight + j * width + i) * load(key + i);
-            const float norms = inverse_rms(sum_of_squares(x, width), width, eps) *
-                                inverse_rms(sum_of_squares(key, width), width, eps);
-            const float d = hsum(products) * norms * root;
-            const float gate = vsigmoid(splat(std::copysign(std::sqrt(std::fmax(std::fabs(d), 1e-6f)), d)))[0];
-            float* o = out + (r * streams + j) * width;
-            for (int64_t i = 0; i < width; i += LANES) store(o + i, load(x + i) + gate * load(value + i));
+void gate_stream(const float* x, const float* key, const float* value, const float* weight, int64_t width, float eps, float* out) {
+    vf products = zero();
+    for (int64_t i = 0; i < width; i += LANES) products = fma(load(x + i) * load(weight + i), load(key + i), products);
+    const float norms = inverse_rms(sum_of_squares(x, width), width, eps) * inverse_rms(sum_of_squares(key, width), width, eps);
+    const float d = hsum(products) * norms * float(1.0 / std::sqrt(double(width)));
+    const vf gate = vsigmoid(splat(std::copysign(std::sqrt(std::fmax(std::fabs(d), 1e-6f)), d)));
+    for (int64_t i = 0; i < width; i += LANES) store(out + i, fma(gate, load(value + i), load(x + i)));
+}
+
+}  // namespace
+
+extern "C" {
+
+void abyssal_engram_rows(const EngramRows* a) {
+    const int64_t columns = a->orders * a->heads;
+    parallel_for(a->rows, a->rows * columns * 16,
+                 [=](int64_t r) { hash_row(*a, a->ngram_ids + r * (a->orders + 1), a->out + r * columns); });
+}
+
+void abyssal_engram_gate(const EngramGate* a) {
+    parallel_for(a->rows, a->rows * a->streams * a->width * 4, [=](int64_t r) {
+        const float* keys = a->key_value + r * (a->streams + 1) * a->width;
+        for (int64_t j = 0; j < a->streams; j++) {
+            const int64_t at = (r * a->streams + j) * a->width;
+            gate_stream(a->h + at, keys + j * a->width, keys + a->streams * a->width, a->weight + j * a->width, a->width,
+                        float(a->eps), a->out + at);
         }
     });
 }

@@ -11,39 +11,41 @@ namespace {
 constexpr int64_t SCORES_HELD = 1 << 22;  // bounds the scratch of a long prompt
 constexpr int64_t CHUNK = 1024;           // entries scored by one task
 
-struct Inputs {
+struct SelectEntries {
     const float* q;        // [rows, heads, width]
     const float* weights;  // [rows, heads]
     const float* keys;     // [entries of all blocks, width]
-    int64_t heads, width;
-    const int32_t* positions;
-    const int32_t* row_to_request;
+    int64_t rows, heads, width;
+    const int32_t *positions, *row_to_request;
     const int32_t* block_table;
     int64_t table_width;
-};
-
-struct Rule {
     int64_t ratio, per_block, topk, block_size, topk_blocks;
+    const int32_t* candidates;  // [rows, candidate_width] or null
+    int64_t candidate_width;
+    int64_t most_visible;  // entries that any row sees
+    int32_t* entries;      // [rows, entry_width]
+    int64_t entry_width;
+    int32_t* blocks;  // [rows, block_width] or null
+    int64_t block_width;
 };
 
 // The entries a row may choose from, in ascending order.
 struct Eligible {
     const int32_t* table;
     const int32_t* candidates;  // ascending blocks, then -1; null for all
-    int64_t num_candidates, visible, count, block_size, per_block;
+    int64_t visible, count, block_size, per_block;
 
-    Eligible(const Inputs& in, const Rule& rule, int64_t row, const int32_t* candidate_rows, int64_t width)
-        : table(in.block_table + in.row_to_request[row] * in.table_width),
-          candidates(candidate_rows ? candidate_rows + row * width : nullptr),
-          num_candidates(0),
-          visible((in.positions[row] + 1) / rule.ratio),
+    Eligible(const SelectEntries& a, int64_t row)
+        : table(a.block_table + a.row_to_request[row] * a.table_width),
+          candidates(a.candidates == nullptr ? nullptr : a.candidates + row * a.candidate_width),
+          visible((a.positions[row] + 1) / a.ratio),
           count(visible),
-          block_size(rule.block_size),
-          per_block(rule.per_block) {
-        if (!candidates) return;
+          block_size(a.block_size),
+          per_block(a.per_block) {
+        if (candidates == nullptr) return;
         count = 0;
-        for (; num_candidates < width && candidates[num_candidates] >= 0; num_candidates++) {
-            const int64_t first = candidates[num_candidates] * block_size;
+        for (int64_t i = 0; i < a.candidate_width && candidates[i] >= 0; i++) {
+            const int64_t first = candidates[i] * block_size;
             if (first >= visible) break;
             count += std::min(block_size, visible - first);
         }
@@ -61,39 +63,44 @@ struct Eligible {
 // score[i] = sum_h w[h] relu(q[h] . key): heads lie in lanes, `E` entries go side by side.
 template <int V, int E>
 void score_entries(const float* q, const float* w, const float* const* keys, int64_t width, float* scores) {
-    vf s[E][V] = {};
+    vf s[E][V];
+    for (int e = 0; e < E; e++)
+        for (int v = 0; v < V; v++) s[e][v] = zero();
     for (int64_t d = 0; d < width; d++) {
         vf column[V];
         for (int v = 0; v < V; v++) column[v] = load(q + (d * V + v) * LANES);
-        for (int e = 0; e < E; e++)
-            for (int v = 0; v < V; v++) s[e][v] += keys[e][d] * column[v];
+        for (int e = 0; e < E; e++) {
+            const vf k = splat(keys[e][d]);
+            for (int v = 0; v < V; v++) s[e][v] = fma(k, column[v], s[e][v]);
+        }
     }
     for (int e = 0; e < E; e++) {
-        vf total = {};
-        for (int v = 0; v < V; v++) total += vmax(s[e][v], vf{}) * load(w + v * LANES);
+        vf total = zero();
+        for (int v = 0; v < V; v++) total = fma(vmax(s[e][v], zero()), load(w + v * LANES), total);
         scores[e] = hsum(total) + 0.0f;  // no negative zero, which would order below zero
     }
 }
 
+// Entries first .. last - 1 of those that a row may choose from; V vectors hold all heads.
 template <int V>
-void score_chunk(const Inputs& in, const Eligible& eligible, int64_t row, int64_t first, int64_t last, float* scores) {
-    constexpr int E = V == 1 ? 8 : 4;
-    float* q = scratch(1, (in.width + 1) * V * LANES);
-    float* w = q + in.width * V * LANES;
-    std::fill(q, q + (in.width + 1) * V * LANES, 0.0f);
-    for (int64_t h = 0; h < in.heads; h++) {
-        for (int64_t d = 0; d < in.width; d++) q[d * V * LANES + h] = in.q[(row * in.heads + h) * in.width + d];
-        w[h] = in.weights[row * in.heads + h];
+void score_chunk(const SelectEntries& a, const Eligible& eligible, int64_t row, int64_t first, int64_t last, float* scores) {
+    constexpr int E = WIDTH == LANES ? (V == 4 ? 4 : 8) : (V == 4 ? 1 : 4 / V);
+    float* q = scratch(1, (a.width + 1) * V * LANES);
+    float* w = q + a.width * V * LANES;
+    std::fill(q, q + (a.width + 1) * V * LANES, 0.0f);
+    for (int64_t h = 0; h < a.heads; h++) {
+        for (int64_t d = 0; d < a.width; d++) q[d * V * LANES + h] = a.q[(row * a.heads + h) * a.width + d];
+        w[h] = a.weights[row * a.heads + h];
     }
     const float* keys[E];
     int64_t i = first;
     for (; i + E <= last; i += E) {
-        for (int e = 0; e < E; e++) keys[e] = in.keys + eligible.flat(i + e) * in.width;
-        score_entries<V, E>(q, w, keys, in.width, scores + i);
+        for (int e = 0; e < E; e++) keys[e] = a.keys + eligible.flat(i + e) * a.width;
+        score_entries<V, E>(q, w, keys, a.width, scores + i);
     }
     for (; i < last; i++) {
-        keys[0] = in.keys + eligible.flat(i) * in.width;
-        score_entries<V, 1>(q, w, keys, in.width, scores + i);
+        keys[0] = a.keys + eligible.flat(i) * a.width;
+        score_entries<V, 1>(q, w, keys, a.width, scores + i);
     }
 }
 
@@ -124,63 +131,54 @@ void best_indices(const float* values, int64_t n, int64_t k, int32_t* out) {
     }
 }
 
-void publish_blocks(const Eligible& eligible, const Rule& rule, const float* scores, int32_t* blocks) {
-    const int64_t count = eligible.num_blocks();
-    if (count <= rule.topk_blocks) {
+void publish_blocks(const SelectEntries& a, const Eligible& eligible, const float* scores, int32_t* blocks) {
+    const int64_t count = eligible.num_blocks(), kept = std::min(count, a.topk_blocks);
+    std::fill(blocks + kept, blocks + a.block_width, -1);
+    if (kept == count) {
         for (int64_t b = 0; b < count; b++) blocks[b] = int32_t(b);
         return;
     }
     std::vector<float> best(count);
     for (int64_t b = 0; b < count; b++) {
-        const int64_t end = std::min(eligible.visible, (b + 1) * rule.block_size);
-        best[b] = *std::max_element(scores + b * rule.block_size, scores + end);
+        const int64_t end = std::min(eligible.visible, (b + 1) * a.block_size);
+        best[b] = *std::max_element(scores + b * a.block_size, scores + end);
     }
     best[count - 1] = INFINITY;  // the block with the newest entry is always kept
-    best_indices(best.data(), count, rule.topk_blocks, blocks);
+    best_indices(best.data(), count, kept, blocks);
 }
 
-bool needs_scores(const Eligible& e, const Rule& rule, bool publishes) {
-    return e.count > rule.topk || (publishes && e.num_blocks() > rule.topk_blocks);
+bool needs_scores(const SelectEntries& a, const Eligible& e) {
+    return e.count > a.topk || (a.blocks != nullptr && e.num_blocks() > a.topk_blocks);
+}
+
+void select_row(const SelectEntries& a, int64_t r, const float* scores) {
+    const Eligible eligible(a, r);
+    int32_t* out = a.entries + r * a.entry_width;
+    if (a.blocks != nullptr) publish_blocks(a, eligible, scores, a.blocks + r * a.block_width);
+    const int64_t kept = std::min(a.topk, eligible.count);
+    if (kept == eligible.count)
+        for (int64_t i = 0; i < kept; i++) out[i] = int32_t(i);
+    else
+        best_indices(scores, eligible.count, kept, out);
+    for (int64_t i = 0; i < kept; i++) out[i] = int32_t(eligible.flat(out[i]));
+    std::fill(out + kept, out + a.entry_width, -1);
 }
 
 }  // namespace
 
-extern "C" {
-
-// entries [rows, entry_width] and blocks [rows, block_width] (or null) come filled with -1.
-void abyssal_select_entries(const float* q, const float* weights, const float* keys, int64_t rows, int64_t heads,
-                            int64_t width, const int32_t* positions, const int32_t* row_to_request,
-                            const int32_t* block_table, int64_t table_width, int64_t ratio, int64_t per_block,
-                            int64_t topk, int64_t block_size, int64_t topk_blocks, const int32_t* candidates,
-                            int64_t candidate_width, int64_t most_visible, int32_t* entries, int64_t entry_width,
-                            int32_t* blocks, int64_t block_width) {
-    const Inputs in = {q, weights, keys, heads, width, positions, row_to_request, block_table, table_width};
-    const Rule rule = {ratio, per_block, topk, block_size, topk_blocks};
-    const auto score = heads <= 16 ? score_chunk<1> : heads <= 32 ? score_chunk<2> : score_chunk<4>;
-    const int64_t chunks = (most_visible + CHUNK - 1) / CHUNK;
-    const int64_t group = std::max<int64_t>(1, SCORES_HELD / std::max<int64_t>(1, most_visible));
-    for (int64_t begin = 0; begin < rows; begin += group) {
-        const int64_t count = std::min(group, rows - begin);
-        float* scores = scratch(3, count * most_visible);
-        parallel_for(count * chunks, count * most_visible * heads * width, [&](int64_t task) {
+extern "C" void abyssal_select_entries(const SelectEntries* a) {
+    const auto score = a->heads <= 16 ? score_chunk<1> : a->heads <= 32 ? score_chunk<2> : score_chunk<4>;
+    const int64_t most = a->most_visible, chunks = (most + CHUNK - 1) / CHUNK;
+    const int64_t group = std::max<int64_t>(1, SCORES_HELD / std::max<int64_t>(1, most));
+    for (int64_t begin = 0; begin < a->rows; begin += group) {
+        const int64_t count = std::min(group, a->rows - begin);
+        float* scores = scratch(3, count * most);
+        parallel_for(count * chunks, count * most * a->heads * a->width, [=](int64_t task) {
             const int64_t r = begin + task / chunks, first = task % chunks * CHUNK;
-            const Eligible eligible(in, rule, r, candidates, candidate_width);
-            if (first < eligible.count && needs_scores(eligible, rule, blocks != nullptr))
-                score(in, eligible, r, first, std::min(first + CHUNK, eligible.count), scores + (r - begin) * most_visible);
+            const Eligible eligible(*a, r);
+            if (first < eligible.count && needs_scores(*a, eligible))
+                score(*a, eligible, r, first, std::min(first + CHUNK, eligible.count), scores + (r - begin) * most);
         });
-        parallel_for(count, count * most_visible * 8, [&](int64_t task) {
-            const int64_t r = begin + task;
-            const Eligible eligible(in, rule, r, candidates, candidate_width);
-            const float* own = scores + task * most_visible;
-            int32_t* out = entries + r * entry_width;
-            if (blocks != nullptr) publish_blocks(eligible, rule, own, blocks + r * block_width);
-            const int64_t kept = std::min(topk, eligible.count);
-            if (kept == eligible.count)
-                for (int64_t i = 0; i < kept; i++) out[i] = int32_t(i);
-            else
-                best_indices(own, eligible.count, kept, out);
-            for (int64_t i = 0; i < kept; i++) out[i] = int32_t(eligible.flat(out[i]));
-        });
+        parallel_for(count, count * most * 8, [=](int64_t task) { select_row(*a, begin + task, scores + task * most); });
     }
-}
 }

@@ -17,7 +17,7 @@ struct Segment {
     const uint8_t* scale;
 };
 
-// [out, in]. Either `panels` holds float32 [out / 16, in, 16] (the last panel padded with zeros), or the segments are decoded
+// [out, in]. Either `panels` holds float32 [out / 16, in, 16] (the last panel padded with what is never looked at), or the segments are decoded
 // at each use.
 struct Matrix {
     int64_t out;
@@ -31,14 +31,20 @@ struct Matrix {
 // length of a chain), and joining is a few percent of the work.
 constexpr int64_t K_BLOCK = 48;
 
-// float32 [k1 - k0, 16]: 16 output rows from `row` on, inputs k0 .. k1 - 1 (multiples of 16 unless k1 is the width).
-void decode_panel(const Matrix& m, int64_t row, int64_t k0, int64_t k1, float* out);
-
-// Products of `num_rows` rows x[r] [in] with output panels first .. last - 1, into y[r][16 * (panel - base)]. Runs on the calling
-// thread. Rows of y are written up to the matrix's `out`.
-void multiply(const Matrix& m, const float* const* x, int64_t num_rows, int64_t first, int64_t last, float* const* y,
-              int64_t base = 0);
+// Rows that share a tile's weights while those are in the nearest cache.
+constexpr int64_t ROW_BLOCK = 64;
 
 inline int64_t num_panels(const Matrix& m) { return (m.out + LANES - 1) / LANES; }
+inline bool is_packed(const Matrix& m) { return m.panels == nullptr; }
+
+// float32 [k1 - k0, 16]: 16 output rows from `row` on, inputs k0 .. k1 - 1 (k0 a multiple of 32, k1 of 16).
+void decode_panel(const Matrix& m, int64_t row, int64_t k0, int64_t k1, float* out);
+
+// Products of `num_rows` rows x[r] [in] with output panels first .. last - 1, into y[r][16 * panel]. Runs on the calling
+// thread. Rows of y are written up to the matrix's `out`.
+void multiply(const Matrix& m, const float* const* x, int64_t num_rows, int64_t first, int64_t last, float* const* y);
+
+// x [rows, groups, in] with row-block g of m for group g, into y [rows, out]; one group is a plain product. Runs on all threads.
+void product(const float* x, int64_t rows, int64_t groups, const Matrix& m, float* y);
 
 }  // namespace abyssal

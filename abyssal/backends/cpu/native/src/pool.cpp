@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <memory>
@@ -15,8 +16,7 @@ namespace abyssal {
 
 namespace {
 
-constexpr int64_t WORK_PER_THREAD = 40000;  // about as many multiply-adds as a wake-up costs
-constexpr int SPINS = 2000;                 // some 40 us: the next loop of a decode step comes sooner than that
+constexpr std::chrono::microseconds PATIENCE(50);  // the next loop of a decode step comes sooner than that
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -24,6 +24,19 @@ inline void pause() {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
+}
+
+// Waits a short while for `ready`, without giving up the processor; says whether it came about.
+template <class Ready>
+bool spin(const Ready& ready) {
+    const auto end = std::chrono::steady_clock::now() + PATIENCE;
+    do {
+        for (int i = 0; i < 16; i++) {
+            if (ready()) return true;
+            pause();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return ready();
 }
 
 class Pool {
@@ -40,7 +53,7 @@ public:
         for (int i = 1; i < n; i++) workers_.emplace_back([this, seen = generation_.load()] { serve(seen); });
     }
 
-    int size() const { return size_; }
+    int size() const { return size_.load(std::memory_order_relaxed); }
 
     void run(int64_t count, const std::function<void(int64_t)>& body) {
         // one loop at a time: engines in several threads take turns
@@ -62,7 +75,7 @@ public:
         // Nobody is waited for who has not begun: on a busy machine a thread may get its processor only milliseconds later.
         // A worker announces itself before it looks whether the loop is open, so one of the two sees the other.
         open_.store(false);
-        while (inside_.load() > 0) pause();
+        while (!spin([&] { return inside_.load() == 0; })) std::this_thread::yield();
     }
 
 private:
@@ -72,8 +85,7 @@ private:
 
     void serve(uint64_t seen) {
         for (;;) {
-            for (int spin = 0; spin < SPINS && generation_.load(std::memory_order_acquire) == seen; spin++) pause();
-            if (generation_.load(std::memory_order_acquire) == seen) {
+            if (!spin([&] { return generation_.load(std::memory_order_acquire) != seen; })) {
                 std::unique_lock<std::mutex> lock(sleep_mutex_);
                 sleeping_.fetch_add(1);
                 wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
@@ -113,7 +125,7 @@ private:
     std::atomic<bool> open_{false};
     const std::function<void(int64_t)>* body_ = nullptr;
     int64_t count_ = 0;
-    int size_ = 1;
+    std::atomic<int> size_{1};
     pid_t owner_ = getpid();
     bool stopping_ = false;
 };
@@ -121,6 +133,14 @@ private:
 Pool& pool() {
     static Pool* instance = new Pool;  // never destroyed: threads may outlive static destruction
     return *instance;
+}
+
+constexpr int64_t SCRATCH_KEPT = 1 << 20;  // floats
+
+float* allocate(int64_t count) {
+    void* data = std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64);
+    if (data == nullptr) throw std::bad_alloc();
+    return static_cast<float*>(data);
 }
 
 struct Aligned {
@@ -135,24 +155,24 @@ void set_num_threads(int n) { pool().resize(std::max(1, n)); }
 
 int num_threads() { return pool().size(); }
 
-void parallel_for(int64_t count, int64_t work, const std::function<void(int64_t)>& body) {
-    if (count < 2 || pool().size() < 2 || work < 2 * WORK_PER_THREAD) {
-        for (int64_t i = 0; i < count; i++) body(i);
-        return;
-    }
-    pool().run(count, body);
-}
+void run_in_pool(int64_t count, const std::function<void(int64_t)>& body) { pool().run(count, body); }
 
 float* scratch(int index, int64_t count) {
     thread_local Aligned buffers[4];
     Aligned& buffer = buffers[index];
     if (buffer.size < count) {
         std::free(buffer.data);
+        buffer.data = nullptr;
         buffer.size = (count + 1023) / 1024 * 1024;
-        buffer.data = static_cast<float*>(std::aligned_alloc(64, buffer.size * sizeof(float)));
-        if (buffer.data == nullptr) throw std::bad_alloc();
+        buffer.data = allocate(buffer.size);
     }
     return buffer.data;
 }
+
+Workspace::Workspace(int index, int64_t count)
+    : data_(count <= SCRATCH_KEPT ? scratch(index, count) : allocate(count)),
+      owned_(count <= SCRATCH_KEPT ? nullptr : data_) {}
+
+Workspace::~Workspace() { std::free(owned_); }
 
 }  // namespace abyssal

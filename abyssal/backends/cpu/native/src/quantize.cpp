@@ -6,6 +6,18 @@ using namespace abyssal;
 
 namespace {
 
+struct RoundFp8 {
+    const float* x;  // [rows, width]
+    int64_t rows, width;
+    float* out;
+};
+
+struct RoundFp4 {
+    const float* x;  // [rows, width]
+    int64_t rows, width, e4m3_scale;
+    float* out;
+};
+
 // amax / 6 as the trained kernels form it: a product with the constant
 float sixth(float amax) { return amax * (1.0f / 6.0f); }
 
@@ -33,12 +45,14 @@ void round_fp4_ue8m0_row(const float* x, int64_t width, float* out) {
 
 extern "C" {
 
-void abyssal_round_fp8(const float* x, int64_t rows, int64_t width, float* out) {
-    parallel_for(rows, rows * width, [&](int64_t r) { round_fp8_row(x + r * width, width, out + r * width); });
+void abyssal_round_fp8(const RoundFp8* a) {
+    parallel_for(a->rows, a->rows * a->width,
+                 [=](int64_t r) { round_fp8_row(a->x + r * a->width, a->width, a->out + r * a->width); });
 }
 
-void abyssal_round_fp4(const float* x, int64_t rows, int64_t width, int64_t e4m3_scale, float* out) {
-    auto row = e4m3_scale ? round_fp4_e4m3_row : round_fp4_ue8m0_row;
-    parallel_for(rows, rows * width, [&](int64_t r) { row(x + r * width, width, out + r * width); });
+void abyssal_round_fp4(const RoundFp4* a) {
+    const auto row = a->e4m3_scale ? round_fp4_e4m3_row : round_fp4_ue8m0_row;
+    parallel_for(a->rows, a->rows * a->width,
+                 [=](int64_t r) { row(a->x + r * a->width, a->width, a->out + r * a->width); });
 }
 }

@@ -25,22 +25,25 @@ inline int exponent_at_least(float x) { return int((float_to_bits(x) - 1) >> 23)
 // 2^e, also below the normal range.
 inline float exp2i(int e) { return e < -126 ? bits_to_float(1u << (e + 149)) : bits_to_float(uint32_t(e + 127) << 23); }
 
-inline vf with_sign(vf magnitude, vf sign) { return from_bits(bits(magnitude) | (bits(sign) & splati(int32_t(0x80000000)))); }
-
-// Nearest E4M3 value of |v| <= 448, half to even.
-inline vf round_e4m3(vf v) {
-    vf a = vmin(vabs(v), splat(448.0f));
-    vi u = bits(a);
-    vf normal = from_bits((u + 0x7ffff + ((u >> 20) & 1)) & ~0xfffff);
-    const vf magic = splat(0x1.8p14f);  // its last place is 2^-9, the spacing of subnormals
-    vf subnormal = (a + magic) - magic;
-    return with_sign(a < splat(0x1p-6f) ? subnormal : normal, v);
+ABYSSAL_INLINE vf with_sign(vf magnitude, vf sign) {
+    return from_bits(bits(magnitude) | (bits(sign) & int32_t(0x80000000)));
 }
 
-// Nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, ties to the even code.
-inline vf round_e2m1(vf v) {
-    vf a = vmin(vabs(v), splat(6.0f));
-    vf magic = a < splat(2.0f) ? splat(0x1.8p22f) : a < splat(4.0f) ? splat(0x1.8p23f) : splat(0x1.8p24f);
+// Nearest E4M3 value of |v| <= 448, half to even; NaN stays.
+ABYSSAL_INLINE vf round_e4m3(vf v) {
+    vf a = vmin(splat(448.0f), vabs(v));
+    vi u = bits(a);
+    vf normal = from_bits((u + 0x7ffff + (shift_right<20>(u) & 1)) & ~0xfffff);
+    const vf magic = splat(0x1.8p14f);  // its last place is 2^-9, the spacing of subnormals
+    vf subnormal = (a + magic) - magic;
+    return with_sign(where_less(a, splat(0x1p-6f), subnormal, normal), v);
+}
+
+// Nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, ties to the even code; NaN stays.
+ABYSSAL_INLINE vf round_e2m1(vf v) {
+    vf a = vmin(splat(6.0f), vabs(v));
+    vf coarse = where_less(a, splat(4.0f), splat(0x1.8p23f), splat(0x1.8p24f));
+    vf magic = where_less(a, splat(2.0f), splat(0x1.8p22f), coarse);
     return with_sign((a + magic) - magic, v);
 }
 
