@@ -146,6 +146,8 @@ class Matcher:
 
     def accept(self, token_id: int) -> bool:
         """Advance by one token; False, and no change, if it is not allowed (also after the end)."""
+        if not 0 <= token_id < self._rules.vocabulary.size:
+            return False
         before = self._phase
         after = self._next_phase(before, token_id, self._tail())
         in_engine = before is Phase.GRAMMAR and after is Phase.GRAMMAR
@@ -188,6 +190,8 @@ class Matcher:
     def fill(self, row: Mask) -> bool:
         """Write the mask of the next token into int32 [words]; False if it forbids nothing.
 
+        After the end it allows the stop ids, so that no row is empty.
+
         Raises:
             GrammarError: if no token can follow, or a limit of the library is exceeded.
         """
@@ -212,7 +216,7 @@ class Matcher:
             if phase is Phase.GRAMMAR:
                 return Walk(self, first_row, drafts, index, self._engine_drafts(drafts[index:]))
             self._write(masks[first_row + index], phase, tail)
-            if index == len(drafts) or not is_allowed(masks[first_row + index], drafts[index]):
+            if index == len(drafts) or phase is Phase.DONE or not is_allowed(masks[first_row + index], drafts[index]):
                 return Walk(self, first_row, drafts, index, None)
             after = self._next_phase(phase, drafts[index], tail)
             assert after is not None, "a token that the mask allows leads somewhere"
@@ -244,7 +248,7 @@ class Matcher:
         if phase is Phase.REASONING:
             if token_id == rules.vocabulary.think_end_id:
                 return rules.after_reasoning
-            return phase if 0 <= token_id < rules.vocabulary.size and is_allowed(rules.reasoning, token_id) else None
+            return phase if is_allowed(rules.reasoning, token_id) else None
         if phase is Phase.DONE:
             return None
         if rules.marker is not None and rules.marker.is_completed(tail, token_id):

@@ -125,7 +125,9 @@ def _spell(code: int) -> str:
     if code < 0x21 or 0x7F <= code <= 0xA0 or code in (0x2028, 0x2029, 0xFEFF):
         return f"\\x{{{code:X}}}"
     char = chr(code)
-    return char if char.isalnum() or code > 0x7F or char in "<>" else "\\" + char  # a backslash would make them word boundaries
+    return (
+        char if char.isalnum() or code > 0x7F or char in "<>" else "\\" + char
+    )  # a backslash would make them word boundaries
 
 
 class _Parser:
