@@ -26,9 +26,9 @@ class SparseAttention(Protocol):
         """One latent per token serves as key and value of all heads; keys from three places share one softmax.
 
         The row at position p sees window positions max(window_start, p - window + 1) .. p: those of this step in `kv`,
-        earlier ones in `ring` at state_slot and position % R; and the compressed entries `selected`. With s_i = q . k_i * D^-0.5:
-        o = sum_i exp(s_i) k_i / (exp(sink) + sum_i exp(s_i)). Then the last rope_dim channels of each head are rotated back
-        by the row's own position.
+        earlier ones in `ring` at state_slot and position % R; and the compressed entries `selected`. With
+        s_i = q . k_i * D^-0.5: o = sum_i exp(s_i) k_i / (exp(sink) + sum_i exp(s_i)). Then the last rope_dim channels of
+        each head are rotated back by the row's own position.
 
         Args:
             q: [T, H, D], rotated.
