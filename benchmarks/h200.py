@@ -192,7 +192,7 @@ def time_case(kind: str, count: int, weights: ExpertWeights, ceilings: Ceilings)
     factors = torch.rand(tokens, TOP_K, device="cuda")
     repeats = 2 if tokens > 4096 else 4
     seconds = seconds_of([lambda: moe.experts(x, ids, factors, weights, LIMIT, True)] * repeats)
-    _, row_weight, tiles = moe._sort(ids, factors, EXPERTS)
+    _, row_weight, tiles = moe._sort(ids, factors, EXPERTS, packed.up.chunks.shape[1])
     sorted_x = round_fp8(torch.randn(tokens * TOP_K, HIDDEN, device="cuda").bfloat16())
     middle = torch.empty(tokens * TOP_K, WIDTH, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(sorted_x)

@@ -8,7 +8,7 @@ import torch
 from abyssal.backends.cpu import moe as reference
 from abyssal.backends.cuda import linear as cuda_linear
 from abyssal.backends.cuda import moe as cuda
-from abyssal.backends.cuda.gemm import LARGE, MANY_GROUPS
+from abyssal.backends.cuda.gemm import SHAPES
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")]
 
@@ -56,9 +56,20 @@ def test_experts(relative_error, on_card, on_cpu, tokens, rounded, skewed):
     assert worst < 3 * LIMIT
 
 
-def test_the_cases_use_both_shapes_of_tiles():
-    shapes = {cuda.plan_tiles(tokens * TOP_K, tokens, NUM)[0] for tokens in (1, 64, 128, 500)}
-    assert shapes == {MANY_GROUPS, LARGE}
+def test_the_cases_use_all_shapes_of_tiles():
+    shapes = {cuda.plan_tiles(tokens * TOP_K, tokens, NUM, 6)[0] for tokens in (1, 64, 128, 500)}
+    assert shapes == {SHAPES["fp4"][0], SHAPES["fp4"][2]}
+    assert cuda.plan_tiles(384, 64, 384, 72)[0] == SHAPES["fp4"][1]
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 64, 200])
+def test_experts_in_tall_tiles(monkeypatch, on_card, tokens):
+    x, ids, weights = (t.cuda() for t in inputs(tokens, seed=tokens))
+    want = cuda.experts(x, ids, weights, on_card, 3.0, True)
+    monkeypatch.setattr(cuda, "_WIDE_TILES", 0)
+    monkeypatch.setattr(cuda, "_LARGE_MEAN", 1e9)
+    assert cuda.plan_tiles(tokens * TOP_K, tokens, NUM, 6)[0] == SHAPES["fp4"][1]
+    assert torch.equal(cuda.experts(x, ids, weights, on_card, 3.0, True), want)
 
 
 @pytest.mark.parametrize("rounded", [False, True])
@@ -128,7 +139,7 @@ def test_sorting_is_stable(pairs):
     generator = torch.Generator().manual_seed(pairs)
     ids = torch.randint(0, 100, (pairs, 1), generator=generator, dtype=torch.int32)
     weights = torch.rand(pairs, 1, generator=generator)
-    position, row_weight, tiles = cuda._sort(ids.cuda(), weights.cuda(), 100)
+    position, row_weight, tiles = cuda._sort(ids.cuda(), weights.cuda(), 100, 6)
     order = torch.sort(ids.flatten(), stable=True).indices
     assert torch.equal(position.cpu()[order].long(), torch.arange(pairs))
     assert torch.equal(row_weight.cpu(), weights.flatten()[order])

@@ -30,10 +30,11 @@ ARCHITECTURES = {(9, 0): "90a"}
 
 LIBRARIES: dict[str, dict[str, str]] = {
     "gemm_fp4": {"gemm": "p"},
+    "gemm_fp4_large": {"gemm": "p"},
     "gemm_fp8": {"gemm": "p"},
     "gemm_bf16": {"gemm": "p"},
     "repack": {"repack": "ppppiiipiip"},
-    "moe": {"route": "pipiiifpp", "sort_pairs": "ppiiipppp", "gather_rows": "ppiiiipp", "combine_rows": "pppiiip"},
+    "moe": {"route": "pipiiifpp", "sort_pairs": "ppiiippppp", "gather_rows": "ppiiiipp", "combine_rows": "pppiiip"},
     "rows": {"round_rows_fp8": "ppli", "linear_f32": "pppiiii"},
 }
 """Sources, and the functions of each with the types of their arguments: pointer, int, long, float. A stream follows."""
@@ -114,7 +115,7 @@ def compile_library(name: str, target: str, folder: Path) -> Path:
 
 def _flags(target: str) -> Sequence[str]:
     code = f"-gencode=arch=compute_{target},code=sm_{target}"
-    return ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", code)
+    return ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC,-fno-gnu-unique", code)
 
 
 def _digest(name: str, nvcc: str, flags: Sequence[str]) -> str:

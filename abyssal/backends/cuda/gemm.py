@@ -3,24 +3,70 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from .build import library
-from .packing import PackedMatrix
+from .packing import CHUNK_BYTES, CHUNK_COLUMNS, PackedFormat, PackedMatrix
 
 Epilogue = Literal["bf16", "f32", "swiglu"]
 _EPILOGUES: dict[Epilogue, int] = {"bf16": 0, "f32": 1, "swiglu": 2}
 
-FEW, MANY_GROUPS, LARGE = 0, 1, 2
-"""Shapes of a tile. FEW: 64 weight rows by up to 64 tokens, three to a processor. MANY_GROUPS (FP4): 256 by up to 64.
-LARGE: 256 by up to 144 (FP4) or 128."""
+PROCESSORS = 132
+"""Of the cards there are kernels for; plans, not results, depend on it."""
 
-_PROCESSORS = 132
-_DENSE_TOKENS = 128
+
+@dataclass(frozen=True)
+class TileShape:
+    """A kernel's tile.
+
+    Attributes:
+        library: where it is compiled.
+        index: its number there.
+        chunks: of 64 weight rows.
+        widths: tokens that there is code for, ascending.
+        per_processor: blocks that run on a processor at once.
+        step_clocks: what a step of 128 columns takes at least, whatever its size.
+        one_width: every tile has the same width.
+    """
+
+    library: str
+    index: int
+    chunks: int
+    widths: tuple[int, ...]
+    per_processor: int = 1
+    step_clocks: int = 500
+    one_width: bool = False
+
+    def width_for(self, tokens: int) -> int:
+        """The narrowest width that holds `tokens`, or the widest."""
+        return next((width for width in self.widths if width >= tokens), self.widths[-1])
+
+
 _FEW_WIDTHS = (8, 16, 32, 64)
+SHAPES: dict[PackedFormat, tuple[TileShape, ...]] = {
+    "fp4": (
+        TileShape("gemm_fp4", 0, 4, (8, 16, 32)),
+        TileShape("gemm_fp4", 1, 8, (8, 16, 24, 32, 48, 64)),
+        TileShape("gemm_fp4_large", 2, 4, (32, 64, 72, 80, 96, 104, 112, 120, 128, 136, 144)),
+    ),
+    "fp8": (
+        TileShape("gemm_fp8", 0, 1, _FEW_WIDTHS, per_processor=3, step_clocks=350, one_width=True),
+        TileShape("gemm_fp8", 1, 2, (64, 128)),
+        TileShape("gemm_fp8", 2, 4, (32, 64, 96, 128)),
+    ),
+    "bf16": (
+        TileShape("gemm_bf16", 0, 1, _FEW_WIDTHS, per_processor=3, step_clocks=250, one_width=True),
+        TileShape("gemm_bf16", 1, 2, (64, 128)),
+        TileShape("gemm_bf16", 2, 4, (32, 64, 96, 128)),
+    ),
+}
+
+_BYTES_PER_CLOCK = 40
+"""What a processor draws from the second-level cache."""
 _TOKEN_BLOCK = 8
 
 
@@ -31,7 +77,7 @@ class GemmCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weight", "x", "out", "tiles", "num_tiles", "row_weight")),
         *((name, ctypes.c_int) for name in ("max_tiles", "x_rows", "x_groups", "columns", "groups", "chunk_rows", "steps")),
         *((name, ctypes.c_int) for name in ("out_rows", "out_stride", "tile_tokens", "token_block", "parts")),
-        *((name, ctypes.c_int) for name in ("epilogue", "rounded", "read_once", "shape")),
+        *((name, ctypes.c_int) for name in ("epilogue", "rounded", "shape")),
         ("limit", ctypes.c_float),
     )
 
@@ -44,13 +90,12 @@ class Tiles:
         entries: int32 [most, 4]: group, first row, rows, 0.
         count: int32 [1].
         tokens: most rows of a tile.
-        shape: see `FEW`.
     """
 
     entries: torch.Tensor
     count: torch.Tensor
     tokens: int
-    shape: int
+    shape: TileShape
 
 
 @dataclass(frozen=True)
@@ -62,19 +107,25 @@ class SwiGlu:
     row_weight: torch.Tensor | None = None
 
 
-def plan_dense(weight: PackedMatrix, rows: int, groups: int) -> tuple[int, int]:
-    """Tile shape and tokens of a tile for `rows` rows in every group. The choice does not change results."""
-    chunks = weight.chunks.shape[0] * weight.chunks.shape[1]
-    if rows > _FEW_WIDTHS[-1]:
-        tiles = -(-rows // _DENSE_TOKENS)
-        if tiles * -(-chunks // 4) >= _PROCESSORS // 2:
-            return LARGE, -(-rows // (16 * tiles)) * 16
-    return FEW, width_for(rows)
+@functools.cache
+def plan_dense(format: PackedFormat, chunk_rows: int, groups: int, rows: int) -> tuple[TileShape, int]:
+    """Tile shape and tokens of a tile: `groups` products of chunk_rows chunks with `rows` rows. Does not change results."""
+    plans = [(shape, width) for shape in SHAPES[format] for width in shape.widths]
+    shape, width = min(plans, key=lambda plan: _clocks(format, chunk_rows, groups, rows, *plan))
+    if shape.one_width:
+        return shape, width
+    tiles = -(-rows // width)
+    return shape, -(-rows // (8 * tiles)) * 8
 
 
-def width_for(rows: int) -> int:
-    """Tokens of the narrowest tile for few tokens that holds `rows`, or of the widest."""
-    return next((width for width in _FEW_WIDTHS if width >= rows), _FEW_WIDTHS[-1])
+def _clocks(format: PackedFormat, chunk_rows: int, groups: int, rows: int, shape: TileShape, width: int) -> float:
+    """Estimated clocks for a step of all tiles."""
+    tiles = groups * -(-chunk_rows // shape.chunks) * -(-rows // width)
+    multiply_clocks = shape.chunks * 8 * max(13, width / 2)
+    feed_clocks = (shape.chunks * CHUNK_BYTES[format] + 2 * CHUNK_COLUMNS * width) / _BYTES_PER_CLOCK
+    throughput = -(-tiles // PROCESSORS) * max(multiply_clocks, feed_clocks)
+    latency = -(-tiles // (PROCESSORS * shape.per_processor)) * (shape.step_clocks + multiply_clocks / 2)
+    return max(throughput, latency)
 
 
 def multiply(
@@ -102,7 +153,10 @@ def multiply(
         assert num_groups == 1, f"a matrix of {num_groups} groups cannot be cut into {groups}"
         assert chunk_rows % groups == 0, f"{chunk_rows} chunk rows do not fall into {groups} groups"
         num_groups, chunk_rows = groups, chunk_rows // groups
-    shape, tokens = (tiles.shape, tiles.tokens) if tiles else plan_dense(weight, x.shape[0], groups)
+    if tiles:
+        shape, tokens = tiles.shape, tiles.tokens
+    else:
+        shape, tokens = plan_dense(weight.format, chunk_rows, num_groups * parts, x.shape[0])
     call = GemmCall(
         weight=weight.chunks.data_ptr(),
         x=x.data_ptr(),
@@ -124,8 +178,7 @@ def multiply(
         parts=parts,
         epilogue=_EPILOGUES[epilogue],
         rounded=bool(swiglu and swiglu.rounded),
-        read_once=shape != LARGE,
-        shape=shape,
+        shape=shape.index,
         limit=swiglu.limit if swiglu else 0.0,
     )
-    library(f"gemm_{weight.format}").call("gemm", ctypes.addressof(call))
+    library(shape.library).call("gemm", ctypes.addressof(call))

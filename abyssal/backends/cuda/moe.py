@@ -16,7 +16,7 @@ from ...core.errors import UnsupportedOnBackend
 from ...ops.linear import HeldAs, LinearWeight
 from ...ops.moe import ExpertWeights, StoredExpert
 from .build import library
-from .gemm import LARGE, MANY_GROUPS, SwiGlu, Tiles, multiply, width_for
+from .gemm import PROCESSORS, SHAPES, SwiGlu, Tiles, TileShape, multiply
 from .linear import linear
 from .packing import PackedMatrix, check_scales, empty_packed, pack_into, packed_format
 
@@ -24,8 +24,10 @@ MAX_EXPERTS = 512
 GATE_PARTS = 8
 """The gate has few rows: its input is cut so that enough processors take part. Fixed, as it decides the order of sums."""
 
-_LARGE_TOKENS = 144
-_FEW_MEAN = 24
+_SMALL, _WIDE, _LARGE = SHAPES["fp4"]
+_LARGE_MEAN = 40
+_SORT_BLOCK = 1024
+_WIDE_TILES = 5 * PROCESSORS
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,15 @@ def route(
     return ids, weights
 
 
-def plan_tiles(pairs: int, tokens: int, num_experts: int) -> tuple[int, int]:
+def plan_tiles(pairs: int, tokens: int, num_experts: int, chunk_rows: int) -> tuple[TileShape, int]:
     """Tile shape and tokens of a tile, from how many rows an expert gets on average. The choice does not change results."""
     mean = pairs / num_experts
-    if mean > _FEW_MEAN:
-        return LARGE, _LARGE_TOKENS
-    return MANY_GROUPS, width_for(min(tokens, math.ceil(mean + 4 * math.sqrt(mean) + 2)))
+    if mean > _LARGE_MEAN:
+        return _LARGE, _LARGE.widths[-1]
+    likely = min(tokens, math.ceil(mean + 4 * math.sqrt(mean) + 2))
+    hit = num_experts * (1 - (1 - 1 / num_experts) ** pairs)
+    shape = _WIDE if hit * -(-chunk_rows // _WIDE.chunks) > _WIDE_TILES else _SMALL
+    return shape, shape.width_for(likely)
 
 
 def experts(
@@ -96,7 +101,7 @@ def experts(
     if not tokens:
         return out
     pairs = tokens * top_k
-    position, row_weight, tiles = _sort(ids, weights, experts.num_routed)
+    position, row_weight, tiles = _sort(ids, weights, experts.num_routed, packed.up.chunks.shape[1])
     rows = torch.empty(pairs, x.shape[1], dtype=torch.bfloat16, device=x.device)
     kept = torch.empty_like(x) if rounded else x
     pointers = (rows.data_ptr(), kept.data_ptr() if rounded else None)
@@ -119,13 +124,16 @@ def _feed_forward(
     return out
 
 
-def _sort(ids: torch.Tensor, weights: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor, Tiles]:
+def _sort(
+    ids: torch.Tensor, weights: torch.Tensor, num_experts: int, chunk_rows: int
+) -> tuple[torch.Tensor, torch.Tensor, Tiles]:
     """Place of each pair when pairs are ordered by expert, weights in that order, and tiles."""
     pairs, device = ids.numel(), ids.device
-    shape, tokens = plan_tiles(pairs, len(ids), num_experts)
+    shape, tokens = plan_tiles(pairs, len(ids), num_experts, chunk_rows)
     most = min(pairs, num_experts) + pairs // tokens
     position = torch.empty(pairs, dtype=torch.int32, device=device)
     row_weight = torch.empty(pairs, device=device)
+    totals = torch.empty(-(-pairs // _SORT_BLOCK), num_experts, dtype=torch.int32, device=device)
     tiles = Tiles(
         torch.empty(most, 4, dtype=torch.int32, device=device),
         torch.empty(1, dtype=torch.int32, device=device),
@@ -143,5 +151,6 @@ def _sort(ids: torch.Tensor, weights: torch.Tensor, num_experts: int) -> tuple[t
         row_weight.data_ptr(),
         tiles.entries.data_ptr(),
         tiles.count.data_ptr(),
+        totals.data_ptr(),
     )
     return position, row_weight, tiles

@@ -5,11 +5,11 @@
 
 #include "launch.cuh"
 #include "ptx.cuh"
-#include "round.cuh"
+#include "rows.cuh"
 
 namespace abyssal {
 
-constexpr int SORT_WARPS = 32;
+constexpr int SORT_BLOCK = 1024;  // pairs of a block, one to a thread
 constexpr int LANE_EXPERTS = 16;  // up to 512 experts
 
 // ---- route: one warp for each token ---------------------------------------------------------------------------------------
@@ -69,9 +69,9 @@ __global__ void route_kernel(const float* logits, int parts, const float* bias, 
   }
 }
 
-// ---- sort: one block, counting, stable ------------------------------------------------------------------------------------
+// ---- sort: counting, stable ------------------------------------------------------------------------------------------------
 
-// Inclusive sum over the block; `scratch` holds 32 values.
+// Inclusive sum over a block of 1024; `scratch` holds 32 values.
 __device__ int block_sum(int value, int* scratch) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   for (int step = 1; step < 32; step *= 2) {
@@ -94,126 +94,153 @@ __device__ int block_sum(int value, int* scratch) {
   return value + before;
 }
 
-// Tiles of about equal size, in multiples of 8 rows, for every expert that was picked.
-__device__ void write_tiles(int expert, int first, int count, int tile_tokens, int4* tiles, int* num_tiles, int* scratch) {
-  const int tiles_here = (count + tile_tokens - 1) / tile_tokens;
-  const int end = block_sum(tiles_here, scratch);
-  const int size = tiles_here ? ((count + tiles_here - 1) / tiles_here + 7) / 8 * 8 : 0;
-  for (int i = 0; i < tiles_here; i++) tiles[end - tiles_here + i] = make_int4(expert, first + i * size, max(min(size, count - i * size), 0), 0);
-  if (threadIdx.x == blockDim.x - 1) *num_tiles = end;
+// Rank of this thread's pair among those of its block with the same expert; thread e returns in `total` how many pairs of the
+// block go to expert e. `counts` is [warps][experts].
+__device__ int rank_in_block(int id, int warps, int experts, int* counts, int* total) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  for (int i = threadIdx.x; i < warps * experts; i += SORT_BLOCK) counts[i] = 0;
+  __syncthreads();
+  const unsigned same = __match_any_sync(~0u, id);
+  const int before = __popc(same & ((1u << lane) - 1));
+  if (id >= 0 && before == 0) counts[warp * experts + id] = __popc(same);
+  __syncthreads();
+  int sum = 0;
+  if (threadIdx.x < experts) {
+#pragma unroll 8
+    for (int w = 0; w < warps; w++) {
+      int* count = counts + w * experts + threadIdx.x;
+      const int here = *count;
+      *count = sum;
+      sum += here;
+    }
+  }
+  *total = sum;
+  __syncthreads();
+  return id >= 0 ? counts[warp * experts + id] + before : 0;
 }
 
-// Where each pair (token, slot) goes when pairs are ordered by expert, then by index; their weights in that order; and tiles.
-__global__ void __launch_bounds__(SORT_WARPS * 32, 1)
-    sort_kernel(const int* ids, const float* weights, int pairs, int experts, int tile_tokens, int* position, float* row_weight, int4* tiles,
-                int* num_tiles) {
-  extern __shared__ int counts[];  // [SORT_WARPS][experts]
-  __shared__ int scratch[32];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  for (int i = threadIdx.x; i < SORT_WARPS * experts; i += blockDim.x) counts[i] = 0;
+// Tiles of about equal size, in multiples of 8 rows, for every expert that was picked. Thread e holds expert e's rows.
+__device__ void write_tiles(int first, int count, int tile_tokens, int4* tiles, int* num_tiles, int* scratch) {
+  const int here = (count + tile_tokens - 1) / tile_tokens;
+  const int end = block_sum(here, scratch);
+  const int size = here ? ((count + here - 1) / here + 7) / 8 * 8 : 0;
+  for (int i = 0; i < here; i++) tiles[end - here + i] = make_int4(threadIdx.x, first + i * size, min(size, count - i * size), 0);
+  if (threadIdx.x == SORT_BLOCK - 1) *num_tiles = end;
+}
+
+struct SortCall {
+  const int* ids;
+  const float* weights;
+  int pairs, experts, tile_tokens;
+  int* position;
+  float* row_weight;
+  int4* tiles;
+  int* num_tiles;
+  int* totals;  // [blocks][experts], with several blocks
+};
+
+// For one block: everything. For several: ranks inside each block, and its totals.
+__global__ void __launch_bounds__(SORT_BLOCK, 1) count_kernel(SortCall call) {
+  extern __shared__ int counts[];
+  __shared__ int scratch[32], base[32 * LANE_EXPERTS];
   grid_wait();
   grid_release();
-  __syncthreads();
-  const int segment = (pairs + SORT_WARPS * 32 - 1) / (SORT_WARPS * 32) * 32;
-  const int begin = warp * segment, end = min(begin + segment, pairs);
-  int* own = counts + warp * experts;
-#pragma unroll 4
-  for (int base = begin; base < end; base += 32) {
-    const int id = base + lane < end ? ids[base + lane] : -1;
-    const unsigned same = __match_any_sync(~0u, id);
-    if (id >= 0 && lane == __ffs(same) - 1) own[id] += __popc(same);
-    __syncwarp();
+  const int pair = blockIdx.x * SORT_BLOCK + threadIdx.x, here = min(SORT_BLOCK, call.pairs - blockIdx.x * SORT_BLOCK);
+  const int id = pair < call.pairs ? call.ids[pair] : -1;
+  int total;
+  const int rank = rank_in_block(id, (here + 31) / 32, call.experts, counts, &total);
+  if (gridDim.x > 1) {
+    if (threadIdx.x < call.experts) call.totals[blockIdx.x * call.experts + threadIdx.x] = total;
+    if (id >= 0) call.position[pair] = rank;
+    return;
   }
-  __syncthreads();
-  const int expert = threadIdx.x;
-  int total = 0;
-  if (expert < experts) {
-    for (int w = 0; w < SORT_WARPS; w++) {
-      const int here = counts[w * experts + expert];
-      counts[w * experts + expert] = total;
+  const int first = block_sum(total, scratch) - total;
+  if (threadIdx.x < call.experts) base[threadIdx.x] = first;
+  write_tiles(first, total, call.tile_tokens, call.tiles, call.num_tiles, scratch);
+  if (id < 0) return;
+  const int to = base[id] + rank;
+  call.position[pair] = to;
+  call.row_weight[to] = call.weights[pair];
+}
+
+__global__ void __launch_bounds__(SORT_BLOCK, 1) place_kernel(SortCall call) {
+  __shared__ int scratch[32], base[32 * LANE_EXPERTS];
+  grid_wait();
+  grid_release();
+  const int pair = blockIdx.x * SORT_BLOCK + threadIdx.x, blocks = gridDim.x;
+  int before = 0, total = 0;
+  if (threadIdx.x < call.experts) {
+#pragma unroll 8
+    for (int b = 0; b < blocks; b++) {
+      const int here = call.totals[b * call.experts + threadIdx.x];
+      before += b < blockIdx.x ? here : 0;
       total += here;
     }
   }
   const int first = block_sum(total, scratch) - total;
-  if (expert < experts)
-    for (int w = 0; w < SORT_WARPS; w++) counts[w * experts + expert] += first;
-  write_tiles(expert, first, total, tile_tokens, tiles, num_tiles, scratch);
+  if (threadIdx.x < call.experts) base[threadIdx.x] = first + before;
+  if (blockIdx.x == 0) write_tiles(first, total, call.tile_tokens, call.tiles, call.num_tiles, scratch);
   __syncthreads();
-#pragma unroll 4
-  for (int base = begin; base < end; base += 32) {
-    const int pair = base + lane;
-    const int id = pair < end ? ids[pair] : -1;
-    const unsigned same = __match_any_sync(~0u, id);
-    const int before = __popc(same & ((1u << lane) - 1));
-    int to = 0;
-    if (id >= 0) to = own[id] + before;
-    __syncwarp();
-    if (id >= 0) {
-      if (before == 0) own[id] += __popc(same);
-      position[pair] = to;
-      row_weight[to] = weights[pair];
-    }
-    __syncwarp();
-  }
+  if (pair >= call.pairs) return;
+  const int to = base[call.ids[pair]] + call.position[pair];
+  call.position[pair] = to;
+  call.row_weight[to] = call.weights[pair];
 }
 
 // ---- gather: one block for each token -------------------------------------------------------------------------------------
 
-__device__ float bf16_value(uint32_t pair, int odd) { return __uint_as_float(odd ? pair & 0xFFFF0000u : pair << 16); }
-
-// Eight neighbours, rounded together with those of the next three lanes: a group of 32.
-__device__ uint4 round_eight(uint4 value) {
-  uint32_t words[4] = {value.x, value.y, value.z, value.w};
-  float peak = 0.0f;
-  for (int i = 0; i < 8; i++) peak = fmaxf(peak, fabsf(bf16_value(words[i / 2], i & 1)));
-  peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
-  peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-  for (int i = 0; i < 4; i++) {
-    const __nv_bfloat162 r = __floats2bfloat162_rn(round_fp8(bf16_value(words[i], 0), peak), round_fp8(bf16_value(words[i], 1), peak));
-    words[i] = *reinterpret_cast<const uint32_t*>(&r);
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 // Copies each row of x to the places of its pairs, rounded to FP8 if asked; `kept` receives the rounded rows in order, or null.
-__global__ void gather_kernel(const uint4* x, const int* position, int eights, int top_k, bool rounded, uint4* sorted, uint4* kept) {
+__global__ void gather_kernel(const __nv_bfloat16* x, const int* position, int columns, int top_k, bool rounded, __nv_bfloat16* sorted,
+                              __nv_bfloat16* kept) {
   grid_wait();
   grid_release();
   const size_t token = blockIdx.x;
   // whole warps, so that lanes beyond the row take part in the exchange
-  for (int i = threadIdx.x; i < (eights + 31) / 32 * 32; i += blockDim.x) {
-    uint4 value = i < eights ? x[token * eights + i] : make_uint4(0, 0, 0, 0);
+  for (int i = threadIdx.x * 8; i < (columns + 255) / 256 * 256; i += blockDim.x * 8) {
+    Eight value = {};
+    if (i < columns) value = load_eight(x + token * columns + i);
     if (rounded) value = round_eight(value);
-    if (i >= eights) continue;
-    for (int slot = 0; slot < top_k; slot++) sorted[static_cast<size_t>(position[token * top_k + slot]) * eights + i] = value;
-    if (kept) kept[token * eights + i] = value;
+    if (i >= columns) continue;
+    for (int slot = 0; slot < top_k; slot++)
+      store_eight(sorted + static_cast<size_t>(position[token * top_k + slot]) * columns + i, value);
+    if (kept) store_eight(kept + token * columns + i, value);
   }
 }
 
 // ---- combine --------------------------------------------------------------------------------------------------------------
 
+constexpr int SLOTS_AT_ONCE = 8;
+
 // out[t] = sum over slots of rows[position[t, slot]] in order, then shared[t]; float32 sums, bf16 results.
-__global__ void combine_kernel(const uint4* rows, const int* position, const uint4* shared, int eights, int top_k, uint4* out) {
+__global__ void combine_kernel(const __nv_bfloat16* rows, const int* position, const __nv_bfloat16* shared, int columns, int top_k,
+                               __nv_bfloat16* out) {
   grid_wait();
   grid_release();
   const size_t token = blockIdx.x;
-  for (int i = threadIdx.x; i < eights; i += blockDim.x) {
-    float sum[8] = {};
-    for (int slot = 0; slot <= top_k; slot++) {
-      const uint4 value = slot < top_k ? rows[static_cast<size_t>(position[token * top_k + slot]) * eights + i] : shared[token * eights + i];
-      const uint32_t words[4] = {value.x, value.y, value.z, value.w};
-      for (int j = 0; j < 8; j++) sum[j] += bf16_value(words[j / 2], j & 1);
+  for (int i = threadIdx.x * 8; i < columns; i += blockDim.x * 8) {
+    Eight sum = {};
+    for (int begin = 0; begin <= top_k; begin += SLOTS_AT_ONCE) {
+      Eight part[SLOTS_AT_ONCE];
+#pragma unroll
+      for (int s = 0; s < SLOTS_AT_ONCE; s++) {
+        const int slot = begin + s;
+        if (slot < top_k) part[s] = load_eight(rows + static_cast<size_t>(position[token * top_k + slot]) * columns + i);
+        if (slot == top_k) part[s] = load_eight(shared + token * columns + i);
+      }
+#pragma unroll
+      for (int s = 0; s < SLOTS_AT_ONCE; s++)
+        if (begin + s <= top_k)
+          for (int j = 0; j < 8; j++) sum.value[j] += part[s].value[j];
     }
-    uint32_t words[4];
-    for (int j = 0; j < 4; j++) {
-      const __nv_bfloat162 r = __floats2bfloat162_rn(sum[2 * j], sum[2 * j + 1]);
-      words[j] = *reinterpret_cast<const uint32_t*>(&r);
-    }
-    out[token * eights + i] = make_uint4(words[0], words[1], words[2], words[3]);
+    store_eight(out + token * columns + i, sum);
   }
 }
 
-int row_threads(int eights) { return eights >= 256 ? 256 : (eights + 31) / 32 * 32; }
+// Threads for a row, so that none is idle in the last round.
+int row_threads(int columns) {
+  const int eights = columns / 8, rounds = (eights + 319) / 320;
+  return ((eights + rounds - 1) / rounds + 31) / 32 * 32;
+}
 
 }  // namespace abyssal
 
@@ -225,24 +252,27 @@ extern "C" int route(const float* logits, int parts, const float* bias, int toke
   return launch(route_kernel, (tokens + 3) / 4, 128, 0, stream, logits, parts, bias, tokens, experts, top_k, scale, ids, weights);
 }
 
+// Where each pair (token, slot) goes when pairs are ordered by expert, then by index; their weights in that order; and tiles.
+// `totals`: room for experts numbers for every 1024 pairs.
 extern "C" int sort_pairs(const int* ids, const float* weights, int pairs, int experts, int tile_tokens, int* position, float* row_weight,
-                          void* tiles, int* num_tiles, cudaStream_t stream) {
+                          void* tiles, int* num_tiles, int* totals, cudaStream_t stream) {
   if (experts > 32 * LANE_EXPERTS) return cudaErrorInvalidValue;
-  const int bytes = SORT_WARPS * experts * 4;
-  static const cudaError_t allowed = cudaFuncSetAttribute(sort_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SORT_WARPS * 32 * LANE_EXPERTS * 4);
+  const SortCall call = {ids, weights, pairs, experts, tile_tokens, position, row_weight, static_cast<int4*>(tiles), num_tiles, totals};
+  const int blocks = (pairs + SORT_BLOCK - 1) / SORT_BLOCK;
+  static const cudaError_t allowed = cudaFuncSetAttribute(count_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 32 * 32 * LANE_EXPERTS * 4);
   if (allowed != cudaSuccess) return allowed;
-  return launch(sort_kernel, 1, SORT_WARPS * 32, bytes, stream, ids, weights, pairs, experts, tile_tokens, position, row_weight,
-                static_cast<int4*>(tiles), num_tiles);
+  const int code = launch(count_kernel, blocks, SORT_BLOCK, 32 * experts * 4, stream, call);
+  return code || blocks == 1 ? code : launch(place_kernel, blocks, SORT_BLOCK, 0, stream, call);
 }
 
 extern "C" int gather_rows(const void* x, const int* position, int tokens, int columns, int top_k, int rounded, void* sorted, void* kept,
                            cudaStream_t stream) {
-  return launch(gather_kernel, tokens, row_threads(columns / 8), 0, stream, static_cast<const uint4*>(x), position, columns / 8, top_k,
-                rounded != 0, static_cast<uint4*>(sorted), static_cast<uint4*>(kept));
+  return launch(gather_kernel, tokens, row_threads(columns), 0, stream, static_cast<const __nv_bfloat16*>(x), position, columns, top_k,
+                rounded != 0, static_cast<__nv_bfloat16*>(sorted), static_cast<__nv_bfloat16*>(kept));
 }
 
 extern "C" int combine_rows(const void* rows, const int* position, const void* shared, int tokens, int columns, int top_k, void* out,
                             cudaStream_t stream) {
-  return launch(combine_kernel, tokens, row_threads(columns / 8), 0, stream, static_cast<const uint4*>(rows), position,
-                static_cast<const uint4*>(shared), columns / 8, top_k, static_cast<uint4*>(out));
+  return launch(combine_kernel, tokens, row_threads(columns), 0, stream, static_cast<const __nv_bfloat16*>(rows), position,
+                static_cast<const __nv_bfloat16*>(shared), columns, top_k, static_cast<__nv_bfloat16*>(out));
 }

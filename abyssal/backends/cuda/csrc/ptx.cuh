@@ -40,20 +40,6 @@ __device__ __forceinline__ void copy_bulk(uint32_t dst, const void* src, uint32_
                : "memory");
 }
 
-// The same for data that is read once: it leaves the L2 first.
-__device__ __forceinline__ void copy_bulk_once(uint32_t dst, const void* src, uint32_t bytes, uint32_t barrier, uint64_t policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                   dst),
-               "l"(src), "r"(bytes), "r"(barrier), "l"(policy)
-               : "memory");
-}
-
-__device__ __forceinline__ uint64_t evict_first_policy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // A box of a tensor map at coordinates (x, y, z).
 __device__ __forceinline__ void copy_box(uint32_t dst, const CUtensorMap* map, int x, int y, int z, uint32_t barrier) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::

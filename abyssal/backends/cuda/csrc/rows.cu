@@ -4,7 +4,7 @@
 
 #include "launch.cuh"
 #include "ptx.cuh"
-#include "round.cuh"
+#include "rows.cuh"
 
 namespace abyssal {
 
@@ -13,16 +13,15 @@ __device__ float value_of(T v) {
   return static_cast<float>(v);
 }
 
-// A lane for each element, a warp for each group of 32.
 template <class T>
 __global__ void round_kernel(const T* x, T* out, int64_t count) {
   grid_wait();
   grid_release();
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const float value = i < count ? value_of(x[i]) : 0.0f;
-  float peak = fabsf(value);
-  for (int other = 16; other; other /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, other));
-  if (i < count) out[i] = static_cast<T>(round_fp8(value, peak));
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
+  Eight value = {};
+  if (i < count) value = load_eight(x + i);
+  value = round_eight(value);
+  if (i < count) store_eight(out + i, value);
 }
 
 constexpr int ROWS_AT_ONCE = 4;
@@ -53,7 +52,7 @@ using namespace abyssal;
 
 // `count` is a multiple of 32.
 extern "C" int round_rows_fp8(const void* x, void* out, int64_t count, int is_bf16, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((count + 255) / 256));
+  const dim3 grid(static_cast<unsigned>((count + 2047) / 2048));
   if (is_bf16)
     return launch(round_kernel<__nv_bfloat16>, grid, 256, 0, stream, static_cast<const __nv_bfloat16*>(x), static_cast<__nv_bfloat16*>(out), count);
   return launch(round_kernel<float>, grid, 256, 0, stream, static_cast<const float*>(x), static_cast<float*>(out), count);

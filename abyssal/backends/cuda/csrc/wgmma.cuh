@@ -39,8 +39,6 @@ struct Wgmma;
 #define ABYSSAL_R16 ABYSSAL_R15 ",%60,%61,%62,%63"
 #define ABYSSAL_R17 ABYSSAL_R16 ",%64,%65,%66,%67"
 #define ABYSSAL_R18 ABYSSAL_R17 ",%68,%69,%70,%71"
-#define ABYSSAL_R19 ABYSSAL_R18 ",%72,%73,%74,%75"
-#define ABYSSAL_R20 ABYSSAL_R19 ",%76,%77,%78,%79"
 #define ABYSSAL_D1(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define ABYSSAL_D2(d) ABYSSAL_D1(d), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define ABYSSAL_D3(d) ABYSSAL_D2(d), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
@@ -59,8 +57,6 @@ struct Wgmma;
 #define ABYSSAL_D16(d) ABYSSAL_D15(d), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 #define ABYSSAL_D17(d) ABYSSAL_D16(d), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
 #define ABYSSAL_D18(d) ABYSSAL_D17(d), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
-#define ABYSSAL_D19(d) ABYSSAL_D18(d), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
-#define ABYSSAL_D20(d) ABYSSAL_D19(d), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
 
 // The operand numbers of A and B follow those of D, N / 2 of them.
 #define ABYSSAL_WGMMA(N, G, A0, A1, A2, A3, B)                                                                              \
@@ -76,15 +72,19 @@ struct Wgmma;
 
 ABYSSAL_WGMMA(8, 1, 4, 5, 6, 7, 8)
 ABYSSAL_WGMMA(16, 2, 8, 9, 10, 11, 12)
+ABYSSAL_WGMMA(24, 3, 12, 13, 14, 15, 16)
 ABYSSAL_WGMMA(32, 4, 16, 17, 18, 19, 20)
 ABYSSAL_WGMMA(48, 6, 24, 25, 26, 27, 28)
 ABYSSAL_WGMMA(64, 8, 32, 33, 34, 35, 36)
+ABYSSAL_WGMMA(72, 9, 36, 37, 38, 39, 40)
 ABYSSAL_WGMMA(80, 10, 40, 41, 42, 43, 44)
 ABYSSAL_WGMMA(96, 12, 48, 49, 50, 51, 52)
+ABYSSAL_WGMMA(104, 13, 52, 53, 54, 55, 56)
 ABYSSAL_WGMMA(112, 14, 56, 57, 58, 59, 60)
+ABYSSAL_WGMMA(120, 15, 60, 61, 62, 63, 64)
 ABYSSAL_WGMMA(128, 16, 64, 65, 66, 67, 68)
+ABYSSAL_WGMMA(136, 17, 68, 69, 70, 71, 72)
 ABYSSAL_WGMMA(144, 18, 72, 73, 74, 75, 76)
-ABYSSAL_WGMMA(160, 20, 80, 81, 82, 83, 84)
 
 #undef ABYSSAL_WGMMA
 
