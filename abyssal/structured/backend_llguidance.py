@@ -26,8 +26,8 @@ ESCAPES = 'nrbtf\\"'
 """Escapes in JSON strings. Without `\\u`, no name can be spelled in a second way and slip past the rules for the first."""
 
 _STRING = r'[^"\\\x00-\x1F\x7F]'
-SLICES = [r"[\x20\x0A\x0D\x09]+", _STRING + "{1,16}", _STRING + "+"]
-"""Parts of the vocabulary whose masks are computed once; a limit on a string's length uses the middle one."""
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(_STRING + f"{{1,{n}}}" for n in (5, 10, 20)), _STRING + "+"]
+"""Parts of the vocabulary that are allowed or not as a whole inside strings, the shorter ones where lengths are limited."""
 
 BASE_BYTES = 64 << 10
 BYTES_PER_CHARACTER = 64

@@ -12,6 +12,10 @@ Mask = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
 """Indices of rows."""
 
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_CEILINGS: npt.NDArray[np.float32] = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
+"""float32 [256, 8]: for each byte of a mask, what the logits of its eight tokens are at most."""
+
 
 def num_words(vocab_size: int) -> int:
     """Words of one row."""
@@ -74,7 +78,8 @@ def apply_mask(logits: npt.NDArray[np.float32], mask: Mask) -> None:
     """
     assert logits.ndim == mask.ndim == 2, f"logits {logits.shape} and mask {mask.shape} must have two dimensions"
     covered = min(logits.shape[1], mask.shape[1] * 32)
-    for row, words in zip(logits, mask, strict=True):  # one row at a time: its bits stay in the cache
-        bits = np.unpackbits(words.view(np.uint8), count=covered, bitorder="little").view(np.bool_)
-        np.copyto(row[:covered], -np.inf, where=~bits)
+    ceiling = np.empty((mask.shape[1] * 4, 8), dtype=np.float32)
+    for row, words in zip(logits, mask, strict=True):  # one row at a time: its ceiling stays in the cache
+        np.take(_CEILINGS, words.view(np.uint8), axis=0, out=ceiling)
+        np.minimum(row[:covered], ceiling.reshape(-1)[:covered], out=row[:covered])
         row[covered:] = -np.inf

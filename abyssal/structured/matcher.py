@@ -41,6 +41,7 @@ class Rules:
         calls_allowed: text may be followed by tool calls.
         reasoning_may_stop: the request may end before `</think>`.
         reasoning_is_free: the mask of reasoning forbids nothing.
+        may_empty: tokens that the grammar needs may be forbidden, so that none is left.
         reasoning, text, done: masks of the phases.
         marker: what no text may spell, for tool calls.
     """
@@ -52,6 +53,7 @@ class Rules:
     calls_allowed: bool
     reasoning_may_stop: bool
     reasoning_is_free: bool
+    may_empty: bool
     reasoning: Mask
     text: Mask
     done: Mask
@@ -73,6 +75,7 @@ class Rules:
             calls_allowed=spec.tool_choice == "auto",
             reasoning_may_stop=free,
             reasoning_is_free=len(reasoning) == vocabulary.size,
+            may_empty=marker is not None or bool(stops & vocabulary.text_ids),
             reasoning=mask_of(reasoning, vocabulary.size),
             text=mask_of(vocabulary.text_ids | stops if free else (), vocabulary.size),
             done=mask_of(stops, vocabulary.size),
@@ -288,7 +291,11 @@ class Matcher:
                 return self._grammar.error
             if self._grammar.is_stopped and not self._grammar.is_accepting:
                 return "the grammar leads into a state from which nothing can follow"
-        return None if row.any() else "no token can follow: the grammar needs one that is a stop id or spells markup"
+        return (
+            None
+            if not self._rules.may_empty or row.any()
+            else "no token can follow: the grammar needs one that is a stop id or spells markup"
+        )
 
 
 class Walk:
@@ -316,29 +323,43 @@ class Walk:
         first = self._first_row + self._index
         return range(first, first if self._engine_drafts is None else first + len(self._engine_drafts) + 1)
 
-    def finish(self, masks: Mask) -> Filled:
-        """Count the legal drafts, after the engine has filled its rows and `finish_rows` has corrected them."""
-        if self._engine_drafts is None:
-            return Filled(self._index)
+    @property
+    def probes(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Rows of `segment` and the drafts that they have to allow."""
+        rows = self.engine_rows
+        drafts = self._drafts[self._index : self._index + len(rows)]
+        return rows[: len(drafts)], drafts
+
+    def forbid_markup(self, masks: Mask) -> None:
+        """Forbid in the rows of `segment` what would spell markup."""
         matcher, index = self.matcher, self._index
+        if matcher.rules.marker is None:
+            return
         tail = matcher._tail()
         for token_id in self._drafts[:index]:
             tail = matcher._extend(tail, token_id)
-        while True:
-            row = masks[self._first_row + index]
-            matcher._write(row, Phase.GRAMMAR, tail)
-            if index == self._index:
-                error = matcher._why_stuck(row) if index == 0 else matcher._grammar.error
-                if error is not None:
-                    return Filled(index, error)
-            if index == len(self._drafts) or not is_allowed(row, self._drafts[index]):
-                return Filled(index)
-            token_id = self._drafts[index]
-            index += 1
-            if token_id in matcher._rules.stop_ids:
-                masks[self._first_row + index] = matcher._rules.done
-                return Filled(index)
-            tail = matcher._extend(tail, token_id)
+        for row, token_id in zip(self.engine_rows, [-1, *(self._engine_drafts or ())], strict=False):
+            tail = tail if token_id < 0 else matcher._extend(tail, token_id)
+            matcher._write(masks[row], Phase.GRAMMAR, tail)
+
+    def finish(self, masks: Mask, allowed: Sequence[bool]) -> Filled:
+        """The result, after the engine has filled its rows and they have been corrected.
+
+        Args:
+            masks: int32 [rows, words].
+            allowed: for each of `probes`, whether the row allows the draft.
+        """
+        if self._engine_drafts is None:
+            return Filled(self._index)
+        matcher, first = self.matcher, self._first_row + self._index
+        error = matcher._why_stuck(masks[first]) if self._index == 0 else matcher._grammar.error
+        if error is not None:
+            return Filled(self._index, error)
+        num_legal = next((i for i, legal in enumerate(allowed) if not legal), len(allowed))
+        if num_legal > len(self._engine_drafts):  # a stop id among them: behind it nothing is legal
+            num_legal = len(self._engine_drafts) + 1
+            masks[first + num_legal] = matcher.rules.done
+        return Filled(self._index + num_legal)
 
 
 def finish_rows(rules: Rules, masks: Mask, rows: Rows) -> None:
@@ -368,4 +389,21 @@ def fill_many(jobs: Iterable[tuple[Matcher, int, Sequence[int]]], masks: Mask) -
         backend.fill(parts, masks)
     for rules, indices in rows.values():
         finish_rows(rules, masks, np.array(indices, dtype=np.int64))
-    return [walk.finish(masks) for walk in walks]
+    for walk in walks:
+        walk.forbid_markup(masks)
+    return _finish(walks, masks)
+
+
+def _finish(walks: Sequence[Walk], masks: Mask) -> list[Filled]:
+    """Look up all drafts in their rows at once."""
+    probes = [walk.probes for walk in walks]
+    rows = np.fromiter((row for part, _ in probes for row in part), dtype=np.int64)
+    drafts = np.fromiter((token_id for _, part in probes for token_id in part), dtype=np.int64)
+    inside = (drafts >= 0) & (drafts < masks.shape[1] * 32)
+    words = masks[rows, np.where(inside, drafts >> 5, 0)]
+    allowed: list[bool] = (inside & (((words >> (drafts & 31)) & 1) == 1)).tolist()
+    results, start = [], 0
+    for walk, (_, part) in zip(walks, probes, strict=True):
+        results.append(walk.finish(masks, allowed[start : start + len(part)]))
+        start += len(part)
+    return results

@@ -103,6 +103,18 @@ def test_drafts_filled_at_once_equal_single_steps(kit, corpus, name: str) -> Non
             assert [set(allowed_ids(masks[row + i], kit.vocabulary.size).tolist()) for i in range(len(rows))] == rows
 
 
+def test_drafts_behind_a_stop_id_are_illegal(kit) -> None:
+    a, b = kit.byte_ids("ab")
+    first, second = sorted(kit.vocabulary.eos_ids)
+    masks = allocate(10, kit.vocabulary.size)
+    jobs = [(kit.matcher(regex="ab*"), 0, [a, first, b, second]), (kit.matcher(regex="ab*"), 5, [a, b, b, second])]
+    assert [r.num_legal for r in fill_many(jobs, masks)] == [2, 4]
+    rows = [set(allowed_ids(row, kit.vocabulary.size).tolist()) for row in masks]
+    assert rows[2] == rows[9] == kit.vocabulary.eos_ids
+    assert {b, first, second} <= rows[1]
+    assert {b, first, second} <= rows[8]
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_forced_tokens_are_the_only_ones_allowed(kit, corpus, name: str) -> None:
     num_forced = 0
