@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _OpenLine:
-    """A line that is being computed: its outputs by prompt, and which of its requests are in the engine."""
+    """A line that is being computed: its outputs by part, and which of its requests are in the engine."""
 
     request: LineRequest
     outputs: dict[int, RequestOutput] = field(default_factory=dict)
@@ -152,9 +152,7 @@ class BatchLoop:
         request_id = f"batch-{opened.number}-{index}"
         part = opened.request.parts[index]
         try:
-            self._engine.add(
-                part.prompt_token_ids, part.params, request_id=request_id, sink=part.parsers[0] if part.parsers else None
-            )
+            self._engine.add(part.prompt_token_ids, part.params, request_id=request_id, sink=part.parser)
         except AbyssalError as error:
             self._close_failed(opened, error)
             return

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..text.chat import ChatParser
 
-MAX_PROMPTS = 2048
-"""Prompts of one line, as in OpenAI's API."""
+MAX_PARTS = 2048
+"""Prompts times outputs of one line."""
 
 _STRUCTURED_FIELD = next((f.name for f in fields(SamplingParams) if f.name in ("structured", "structured_outputs")), None)
 """The parameter that constrains output, if this build has it."""
@@ -27,11 +27,16 @@ _STRUCTURED_FIELD = next((f.name for f in fields(SamplingParams) if f.name in ("
 
 @dataclass(frozen=True)
 class Part:
-    """One prompt of a line."""
+    """One output of a line, and one request to the engine.
+
+    Attributes:
+        sample: 0 for a prompt's first output.
+    """
 
     prompt_token_ids: Sequence[int]
     params: SamplingParams
-    parsers: tuple[ChatParser, ...] = ()
+    sample: int = 0
+    parser: ChatParser | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class LineRequest:
     """A line that can be computed.
 
     Attributes:
-        parts: one a prompt; a chat has one.
+        parts: one a choice of the answer: the outputs of the first prompt, then those of the second, ..
         model: which of the served names the line asks for, None for whatever there is.
         returns_token_ids: the answer holds ids beside the text.
     """
@@ -104,10 +109,10 @@ class RequestReader:
         if self._engine.chat is None:
             raise InvalidRequest("messages", messages, "chat needs a tokenizer.json in the model folder")
         shown_tools = None if tool_choice == "none" else tools
+        _check_number(1, params.n)
         prompt = self._engine.chat.render(messages, tools=shown_tools, thinking=thinking, effort=effort)
         params = _with_length(params, prompt.default_max_tokens)
-        parsers = tuple(prompt.parser(params) for _ in range(params.n))
-        return (Part(prompt.token_ids, params, parsers),)
+        return tuple(replace(part, parser=prompt.parser(part.params)) for part in _samples(prompt.token_ids, params))
 
     def _completion(self, line: BatchLine, body: Body) -> tuple[Part, ...]:
         prompts = _prompts(body.take("prompt"))
@@ -117,11 +122,12 @@ class RequestReader:
         if best_of is not None and best_of != params.n:
             refuse_value("best_of", best_of, f"must equal n={params.n}: outputs are not ranked")
         body.refuse_unread()
-        parts = []
+        _check_number(len(prompts), params.n)
+        parts: list[Part] = []
         for index, prompt in enumerate(prompts):
             is_seeded = index == 0 or "seed" in given
             own = params if is_seeded else replace(params, seed=self._seed(line, index))
-            parts.append(Part(self._token_ids(prompt), own))
+            parts += _samples(self._token_ids(prompt), own)
         return tuple(parts)
 
     def _params(self, line: BatchLine, given: Mapping[str, Any]) -> SamplingParams:
@@ -134,7 +140,7 @@ class RequestReader:
         return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
 
     def _token_ids(self, prompt: str | list[int]) -> Sequence[int]:
-        """Ids of one prompt. Text that is empty, or that has no tokenizer, is left for the engine to refuse."""
+        """Ids of one prompt, with BOS in front where it was text."""
         if isinstance(prompt, str) and prompt and self._engine.tokenizer is not None:
             return self._engine.tokenizer.encode(prompt)
         if isinstance(prompt, str):
@@ -149,6 +155,22 @@ class RequestReader:
             raise LineRefused("context_length_exceeded", message, parameter="prompt", status=400)
 
 
+def _check_number(num_prompts: int, n: int) -> None:
+    if num_prompts * n > MAX_PARTS:
+        name, value = ("n", n) if n > MAX_PARTS else ("prompt", f"<{num_prompts} prompts, n={n}>")
+        raise InvalidRequest(name, value, f"asks for more than {MAX_PARTS} outputs; use more lines")
+
+
+def _samples(prompt_token_ids: Sequence[int], params: SamplingParams) -> list[Part]:
+    """The outputs of one prompt, each with a seed of its own; the first one's is that of the prompt."""
+    parts = [Part(prompt_token_ids, params if params.n == 1 else replace(params, n=1))]
+    for sample in range(1, params.n):
+        digest = hashlib.blake2b(f"{params.seed} {sample}".encode(), digest_size=8).digest()
+        own = replace(params, n=1, seed=int.from_bytes(digest, "little"))
+        parts.append(Part(prompt_token_ids, own, sample))
+    return parts
+
+
 def _prompts(value: Any) -> list[str | list[int]]:
     """The prompts of a completion: a text, ids, or a list of either."""
     if isinstance(value, str):
@@ -157,8 +179,6 @@ def _prompts(value: Any) -> list[str | list[int]]:
         raise InvalidRequest("prompt", value, "must be a text, a list of token ids, or a list of these, not empty")
     if all(isinstance(item, int) for item in value):
         return [value]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidRequest("prompt", f"<{len(value)} prompts>", f"must be at most {MAX_PROMPTS}; use more lines")
     if not all(isinstance(item, str | list) for item in value):
         raise InvalidRequest("prompt", value, "must be a text, a list of token ids, or a list of these, not empty")
     return list(value)

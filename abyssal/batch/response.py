@@ -40,7 +40,7 @@ class ResponseWriter:
         self._tokenizer = tokenizer
 
     def success(self, request: LineRequest, outputs: Sequence[RequestOutput]) -> bytes:
-        """The answer of a line whose prompts, one output for each, are finished."""
+        """The answer of a line whose parts, one output for each, are finished."""
         number = request.line.number
         body = self._body(request, outputs)
         return self._line(number, request.line.custom_id, self._response(number, 200, body), None)
@@ -76,12 +76,10 @@ class ResponseWriter:
 
     def _body(self, request: LineRequest, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         prefix, kind = ("chatcmpl-", "chat.completion") if request.is_chat else ("cmpl-", "text_completion")
-        choices = [
-            self._choice(request, part, output, completion, position)
-            for position, (part, output, completion) in enumerate(_completions(request, outputs))
-        ]
-        num_in = sum(len(output.prompt_token_ids) for output in outputs)
-        num_out = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+        pairs = list(zip(request.parts, outputs, strict=True))
+        choices = [self._choice(request, part, output, position) for position, (part, output) in enumerate(pairs)]
+        num_in = sum(len(output.prompt_token_ids) for part, output in pairs if part.sample == 0)
+        num_out = sum(len(output.outputs[0].token_ids) for output in outputs)
         body: dict[str, Any] = {
             "id": prefix + self._unique(request.line.number),
             "object": kind,
@@ -95,9 +93,8 @@ class ResponseWriter:
             body |= self._prompt_fields(request, outputs[0])
         return body
 
-    def _choice(
-        self, request: LineRequest, part: Part, output: RequestOutput, completion: CompletionOutput, position: int
-    ) -> dict[str, Any]:
+    def _choice(self, request: LineRequest, part: Part, output: RequestOutput, position: int) -> dict[str, Any]:
+        completion = output.outputs[0]
         reason = completion.finish_reason
         choice: dict[str, Any] = {"index": position}
         if request.is_chat:
@@ -152,14 +149,6 @@ def as_refused(error: Exception) -> LineRefused:
     if isinstance(error, AbyssalError):
         return LineRefused("refused", str(error), status=400)
     return LineRefused("server_error", f"{type(error).__name__}: {error}", status=500)
-
-
-def _completions(
-    request: LineRequest, outputs: Sequence[RequestOutput]
-) -> list[tuple[Part, RequestOutput, CompletionOutput]]:
-    """All sequences of a line, in the order of its choices."""
-    pairs = zip(request.parts, outputs, strict=True)
-    return [(part, output, completion) for part, output in pairs for completion in output.outputs]
 
 
 def _message(completion: CompletionOutput, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class _Running:
     sink: Any
     length: int
     ids: list[int] = field(default_factory=list)
+    steps: int = 0
 
 
 def token(prompt: list[int], seed: int | None, index: int) -> int:
@@ -116,7 +117,8 @@ def text_of(prompt: str, seed: int | None, length: int) -> str:
 
 
 class ScriptedEngine:
-    """Prompts that hold "!" fail while they run. Requests end by length, or by a stop after `stop_after` tokens.
+    """Prompts that hold "!" fail while they run. Requests end by length, or by a stop after `stop_after` tokens. The first
+    token comes `prefill_steps` steps after the first step, in which there is no output.
 
     Attributes:
         params: of every request that was added, by id.
@@ -130,6 +132,7 @@ class ScriptedEngine:
         max_num_seqs: int = 4,
         step_seconds: float = 0.0,
         stop_after: int = 10**9,
+        prefill_steps: int = 0,
         folder: Path = Path("scripted"),
         **settings: Any,
     ) -> None:
@@ -139,7 +142,7 @@ class ScriptedEngine:
         self.params: dict[str, SamplingParams] = {}
         self.begun: list[str] = []
         self.most_unfinished = self._num_in = self._num_out = 0
-        self._step_seconds, self._stop_after = step_seconds, stop_after
+        self._step_seconds, self._stop_after, self._prefill_steps = step_seconds, stop_after, prefill_steps
         self._queue: dict[str, _Running] = {}
         self._aborted: list[RequestOutput] = []
 
@@ -166,6 +169,7 @@ class ScriptedEngine:
         assert request_id not in self.params, f"{request_id} is computed twice"
         if 255 in prompt:
             raise InvalidRequest("prompt", prompt, "holds an id that is unknown")
+        assert params.n == 1, "several outputs are several requests"
         self.params[request_id] = params
         sink = sink or ScriptedParser(False, None)
         self._queue[request_id] = _Running(request_id, list(prompt), params, sink, params.max_tokens or 5)
@@ -182,18 +186,23 @@ class ScriptedEngine:
             time.sleep(self._step_seconds)
         outputs, self._aborted = self._aborted, []
         for running in list(self._queue.values())[: self.config.max_num_seqs]:
-            outputs.append(self._advance(running))
-            if outputs[-1].finished:
-                del self._queue[running.request_id]
+            self._begin(running)
+            if running.steps > self._prefill_steps:
+                outputs.append(self._advance(running))
+                if outputs[-1].finished:
+                    del self._queue[running.request_id]
         return outputs
 
     def close(self) -> None:
         self._queue.clear()
 
-    def _advance(self, running: _Running) -> RequestOutput:
-        if not running.ids:
+    def _begin(self, running: _Running) -> None:
+        running.steps += 1
+        if running.steps == 1:
             self.begun.append(running.request_id)
             self._num_in += len(running.prompt)
+
+    def _advance(self, running: _Running) -> RequestOutput:
         new = token(running.prompt, running.params.seed, len(running.ids))
         running.ids.append(new)
         running.sink.push(new)

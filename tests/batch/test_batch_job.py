@@ -135,6 +135,15 @@ def test_stop_finishes_what_runs_and_begins_nothing(job, completion) -> None:
     assert (progress.done, progress.is_stopping, progress.is_complete) == (3, True, False)
 
 
+def test_stop_finishes_prompts_that_are_being_read(job, completion) -> None:
+    """What runs is not only what has given a token."""
+    engine = ScriptedEngine(max_num_seqs=3, prefill_steps=5)
+    lines = [completion(f"n{i}", max_tokens=2) for i in range(50)]
+    job.write(lines).run(engine, stop=lambda: len(engine.begun) >= 3)
+    assert sorted(job.by_id()) == ["n0", "n1", "n2"]
+    assert engine.begun == ["batch-1-0", "batch-2-0", "batch-3-0"]
+
+
 def test_a_line_of_many_prompts_that_has_begun_is_finished(job, completion) -> None:
     engine = ScriptedEngine(max_num_seqs=3)
     job.write([completion("a", ["x"] * 40, max_tokens=2), completion("b")])

@@ -98,6 +98,9 @@ REFUSED = [
     ("both", {"temperature": True}, "temperature", "must be a number"),
     ("both", {"temperature": -1}, "temperature", "must be a finite number"),
     ("both", {"max_tokens": 0}, "max_tokens", "integer in [1"),
+    ("both", {"n": 0}, "n", "integer in [1"),
+    ("both", {"n": 2049}, "n", "more than 2048"),
+    ("both", {"n": 2, "temperature": 0}, "n", "greedy"),
     ("both", {"seed": 2**64}, "seed", "integer"),
     ("both", {"detokenize": False}, "detokenize", "not supported"),
     ("both", {"stop": [""]}, "stop", "non-empty"),
@@ -122,13 +125,15 @@ REFUSED = [
     ("completion", {"prompt": []}, "prompt", "not empty"),
     ("completion", {"prompt": ""}, "prompt", "is empty"),
     ("completion", {"prompt": ["a", 5]}, "prompt", "must be a text"),
-    ("completion", {"prompt": ["a"] * 2049}, "prompt", "at most 2048"),
+    ("completion", {"prompt": ["a"] * 2049}, "prompt", "more than 2048"),
+    ("completion", {"prompt": ["a"] * 1025, "n": 2}, "prompt", "more than 2048"),
     ("completion", {"prompt": "x" * 199}, "prompt", "has 200 tokens; max_model_len=200"),
     ("completion", {"prompt": ["a", "x" * 199]}, "prompt", "has 200 tokens"),
     ("completion", {"logprobs": True}, "logprobs", "integer"),
     ("completion", {"echo": True}, "echo", "not supported"),
     ("completion", {"suffix": "x"}, "suffix", "not supported"),
     ("completion", {"best_of": 2}, "best_of", "must equal n=1"),
+    ("chat", {"best_of": 2, "n": 2}, "best_of", "not supported"),
     ("completion", {"tools": TOOLS}, "tools", "not supported"),
     ("completion", {"thinking": {"type": "enabled"}}, "thinking", "unknown field"),
     ("completion", {"x" * 10**6: 1}, "x" * 10**6, "unknown field"),
@@ -226,6 +231,22 @@ def test_seeds_differ_by_id_content_prompt_and_job_and_by_nothing_else() -> None
 def test_a_seed_that_is_given_is_used_for_every_prompt() -> None:
     request = completion(prompt=["a", "b"], seed=5)
     assert [part.params.seed for part in request.parts] == [5, 5]
+
+
+@pytest.mark.parametrize("seed", [{}, {"seed": 5}])
+def test_several_outputs_have_seeds_of_their_own(seed: dict) -> None:
+    one = completion(prompt=["a", "b"], **seed)
+    three = completion(prompt=["a", "b"], n=3, best_of=3, **seed)
+    assert [part.sample for part in three.parts] == [0, 1, 2, 0, 1, 2]
+    assert [part.params.n for part in three.parts] == [1] * 6
+    assert [list(part.prompt_token_ids) for part in three.parts] == [[BOS, 97]] * 3 + [[BOS, 98]] * 3
+    seeds = [part.params.seed for part in three.parts]
+    assert len(set(seeds)) == (3 if seed else 6)
+    if seed:
+        assert (seeds[0], seeds[3]) == (5, 5) == (one.parts[0].params.seed, one.parts[1].params.seed)
+    answers = chat(n=2, **seed)
+    assert [part.sample for part in answers.parts] == [0, 1]
+    assert answers.parts[0].parser is not answers.parts[1].parser
 
 
 def test_served_names() -> None:

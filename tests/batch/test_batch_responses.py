@@ -62,6 +62,17 @@ def test_completion_of_several_prompts(job, completion) -> None:
     assert [choice["token_ids"] for choice in body["choices"]] == [[token(p, 4, 0), token(p, 4, 1)] for p in ids]
 
 
+@pytest.mark.parametrize("url", ["completion", "chat"])
+def test_several_outputs_of_a_prompt(job, completion, chat, url: str) -> None:
+    job.write([(completion if url == "completion" else chat)("a", "Hi", seed=4, max_tokens=3, n=3)]).run()
+    body = unwrapped(job.records()[0], 200)
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    texts = [c["text"] if url == "completion" else c["message"]["content"] for c in body["choices"]]
+    assert texts[0] == text_of("Hi", 4, 3)
+    assert len(set(texts)) == 3
+
+
 def test_chat(job, chat) -> None:
     job.write([chat("a", "Hi", seed=4, max_tokens=3)]).run(ScriptedEngine(stop_after=2))
     body = unwrapped(job.records()[0], 200)
