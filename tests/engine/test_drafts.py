@@ -150,15 +150,6 @@ def test_whatever_runs_beside_it(drafting_engine, expected_of, in_flight):
     assert run(engine, [random_request(i) for i in range(count)], in_flight=in_flight) == expected_of("micro", 200)[:count]
 
 
-def test_plain_torch_gives_the_same_tokens(checkpoint_of):
-    requests = [random_request(i) for i in range(12)]
-    tokens = []
-    for speculation in ("off", 3):
-        engine = Engine(checkpoint_of("micro"), EngineConfig(backend="torch", speculation=speculation, **COMMON, **ROOMY))
-        tokens.append([result[0] for result in run(engine, requests)])
-    assert tokens[0] == tokens[1]
-
-
 @pytest.mark.parametrize("preset", ["micro", "deep"])
 def test_any_number_of_accepted_drafts(drafting_engine, preset):
     """Forced acceptance of 0 to all drafts: output as without drafts, in as many steps as that takes."""
