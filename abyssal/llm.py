@@ -46,7 +46,7 @@ class _Job:
 
     prompt: str | Sequence[int]
     params: SamplingParams
-    parser: ChatParser | None = None
+    parsers: tuple[ChatParser, ...] = ()
 
 
 class LLM:
@@ -222,7 +222,8 @@ class LLM:
                 raise InvalidRequest("messages", messages, "chat needs a tokenizer.json in the model folder")
             prompt = self._engine.chat.render(messages, tools=tools, thinking=thinking, effort=effort)
             own = _with_length(params, prompt.default_max_tokens)
-            return _Job(prompt.token_ids, own, prompt.parser(own) if own.detokenize else None)
+            parsers = tuple(prompt.parser(own) for _ in range(own.n)) if own.detokenize else ()
+            return _Job(prompt.token_ids, own, parsers)
 
         return make
 
@@ -271,7 +272,7 @@ class LLM:
 
     def _submit(self, job: _Job, receive: Callable[[RequestOutput], None]) -> str:
         request_id = f"llm-{next(self._counter)}"
-        self._engine.add(job.prompt, job.params, request_id=request_id, sink=job.parser)
+        self._engine.add(job.prompt, job.params, request_id=request_id, sink=job.parsers or None)
         self._receivers[request_id] = receive
         return request_id
 

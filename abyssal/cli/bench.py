@@ -28,7 +28,7 @@ from .. import __version__
 from ..config.engine import EngineConfig
 from ..core.errors import AbyssalError, ConfigError
 from ..core.sampling_params import SamplingParams
-from . import arguments
+from . import arguments, bench_speculation
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -89,6 +89,7 @@ def register(commands: Any) -> None:
     arguments.add_model(offline)
     arguments.add_engine(offline)
     offline.set_defaults(run=run)
+    bench_speculation.register(kinds)
 
 
 def run(args: argparse.Namespace) -> int:

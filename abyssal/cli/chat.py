@@ -32,7 +32,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--thinking", action="store_true", help="let the model reason first; shown dimmed")
     parser.add_argument("--effort", help="how much to reason: low, high or max; implies --thinking")
     arguments.add_model(parser)
-    arguments.add_sampling(parser)
+    arguments.add_sampling(parser, skip=("n",))
     arguments.add_engine(parser, skip=NO_ENGINE_SEED)
     parser.set_defaults(run=run)
 

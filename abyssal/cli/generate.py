@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.engine import EngineConfig
 from ..core.errors import ConfigError
-from ..core.outputs import RequestOutput
+from ..core.outputs import CompletionOutput, RequestOutput
 from ..core.sampling_params import SamplingParams
 from . import arguments
 from .terminal import GrowingText, dim, on_terminal
@@ -36,7 +36,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to continue")
     parser.add_argument("--prompt-file", metavar="FILE", help="one prompt a line; - reads stdin")
-    parser.add_argument("--json", action="store_true", help="a JSON object for each prompt, as they finish")
+    parser.add_argument("--json", action="store_true", help="a JSON object for each output, as prompts finish")
     arguments.add_model(parser)
     arguments.add_sampling(parser)
     arguments.add_engine(parser, skip=NO_ENGINE_SEED)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from ..llm import LLM
 
     with LLM(model, revision=args.revision, assume_yes=args.yes, **settings) as llm:
-        alone = len(first) == 1
+        alone = len(first) == 1 and params.n == 1
         if alone and not args.json and sys.stdout.isatty():
             return _stream(llm, first[0], params)
         completed = llm.as_completed(itertools.chain(first, prompts), params)
@@ -117,22 +117,24 @@ def _print_texts(outputs: Iterable[RequestOutput], *, titled: bool) -> int:
         if output.error is not None:
             status = _complain(index, output)
             continue
-        if titled:
-            print(dim(on_terminal(f"[{index}] {output.prompt}")))
-        print(on_terminal(output.outputs[0].text), flush=True)
+        for completion in output.outputs:
+            if titled:
+                sample = f".{completion.index}" if len(output.outputs) > 1 else ""
+                print(dim(on_terminal(f"[{index}{sample}] {output.prompt}")))
+            print(on_terminal(completion.text), flush=True)
     return status
 
 
 def _print_json(completed: Iterable[tuple[int, RequestOutput]]) -> int:
     status = 0
     for index, output in completed:
-        print(json.dumps(_record(index, output), ensure_ascii=False), flush=True)
+        for completion in output.outputs:
+            print(json.dumps(_record(index, output, completion), ensure_ascii=False), flush=True)
         status = 2 if output.error is not None else status
     return status
 
 
-def _record(index: int, output: RequestOutput) -> dict[str, Any]:
-    completion = output.outputs[0]
+def _record(index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
     record: dict[str, Any] = {
         "index": index,
         "prompt": output.prompt,
@@ -142,6 +144,8 @@ def _record(index: int, output: RequestOutput) -> dict[str, Any]:
         "stop_reason": completion.stop_reason,
         "num_prompt_tokens": len(output.prompt_token_ids),
     }
+    if len(output.outputs) > 1:
+        record["sample"] = completion.index
     if output.error is not None:
         record["error"] = output.error
     if completion.logprobs is not None:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from .. import __version__
 from ..config import env
 from ..core.errors import AbyssalError
-from . import batch, bench, chat, checkpoint, doctor, generate, logits, plan
+from . import batch, bench, calibrate, chat, checkpoint, doctor, generate, logits, plan
 
-COMMANDS = (generate, chat, batch, logits, bench, plan, checkpoint, doctor)
+COMMANDS = (generate, chat, batch, logits, bench, calibrate, plan, checkpoint, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

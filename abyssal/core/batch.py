@@ -21,6 +21,7 @@ class SlotAssignment:
 
     Attributes:
         token_ids: all tokens known so far (prompt, then output of an earlier run).
+        num_prompt_tokens: how many of them are the prompt's; None for all.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class SlotAssignment:
     params: SamplingParams
     seed: int
     wants_prompt_logits: bool = False
+    num_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,15 @@ class ScheduledRows:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """One step. Rows of different requests lie behind one another in the order of `rows`."""
+    """One step. Rows of different requests lie behind one another in the order of `rows`.
+
+    Attributes:
+        observes: a drafter, if there is one, takes in these rows.
+    """
 
     assignments: tuple[SlotAssignment, ...]
     rows: tuple[ScheduledRows, ...]
+    observes: bool = True
 
     @property
     def num_rows(self) -> int:

@@ -28,7 +28,9 @@ FRESH = 0
 LOG_TERMS = 11
 """Terms of the series of `log`; with them its error is below 3 units in the last place."""
 
-_LN2 = math.log(2.0)
+_LN2, _SQRT2 = math.log(2.0), math.sqrt(2.0)
+_COEFFICIENTS = [1.0 / (2 * term + 1) for term in reversed(range(LOG_TERMS))]
+_EXPONENT_AT = np.uint64(52)
 _MANTISSA = np.uint64((1 << 52) - 1)
 _ONE = np.uint64(0x3FF << 52)
 
@@ -56,18 +58,23 @@ def log(x: Doubles) -> Doubles:
     evaluated from its last term.
     """
     bits = x.view(np.uint64)
-    exponent = (bits >> np.uint64(52)).astype(np.int64) - 1023
+    exponent = (bits >> _EXPONENT_AT).astype(np.float64)
     m = ((bits & _MANTISSA) | _ONE).view(np.float64)
-    is_large = m > math.sqrt(2.0)
-    m = np.where(is_large, m * 0.5, m)
-    exponent = exponent + is_large
+    is_large = m > _SQRT2
+    m[is_large] *= 0.5
+    exponent += is_large
+    exponent -= 1023.0
     s = (m - 1.0) / (m + 1.0)
     square = s * s
-    series = np.full_like(s, 1.0 / (2 * LOG_TERMS - 1))
-    for term in range(LOG_TERMS - 2, -1, -1):
-        series = series * square + 1.0 / (2 * term + 1)
-    result: Doubles = exponent.astype(np.float64) * _LN2 + (2.0 * s) * series
-    return result
+    series = np.full_like(s, _COEFFICIENTS[0])
+    for coefficient in _COEFFICIENTS[1:]:
+        series *= square
+        series += coefficient
+    s *= 2.0
+    s *= series
+    exponent *= _LN2
+    exponent += s
+    return exponent
 
 
 def gumbel_of(words: npt.NDArray[np.uint64]) -> Doubles:

@@ -12,11 +12,14 @@ from ..model.dspark import DSpark
 from ..runner.drafting import Drafting
 from ..runner.measure import MeasuredCosts, StepLimits, measure_costs
 from ..runner.model_runner import ModelRunner
+from ..runner.sampler import Sampler
+from ..runner.simulate import SimulatedAcceptance
 from ..runner.verify import AcceptanceRule, CoupledAcceptance, RejectionAcceptance
 from ..scheduler.acceptance import Acceptance
+from ..scheduler.auto_speculation import AutoSpeculation
 from ..scheduler.costs import StepCosts
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.speculation import AutoSpeculation, FixedSpeculation, Speculation
+from ..scheduler.speculation import FixedSpeculation, Speculation
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class DraftParts:
     temperatures: tuple[float, ...]
     limits: StepLimits
     acceptance: str
+    sampler: Sampler
     _costs: MeasuredCosts | None = field(default=None, repr=False)
 
     def install(self, speculation: str | int, scheduler: Scheduler, runner: ModelRunner) -> None:
@@ -72,10 +76,21 @@ class DraftParts:
             self._costs = measure_costs(runner, self.limits)
             log.info("measured seconds of a step by rows: %s; of drafting by requests: %s", *_shown(self._costs))
         costs = StepCosts(self._costs.forward, self._costs.drafting, self._costs.sampling)
-        scheduler.speculation = Speculation(AutoSpeculation(costs, acceptance), acceptance, costs)
+        rule = AutoSpeculation(costs, acceptance, self.limits.context)
+        scheduler.speculation = Speculation(rule, acceptance, costs)
+
+    def simulate(self, share: float, runner: ModelRunner) -> None:
+        """Keep each draft with this probability, if any is made."""
+        if runner.drafting is not None:
+            rule = SimulatedAcceptance(self.sampler, share)
+            runner.drafting.rule, runner.drafting.oracle = rule, rule.confide
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """Have the drafter take in all rows from now on."""
+        scheduler.speculation = Speculation(FixedSpeculation(1), Acceptance(self.temperatures))
 
     def _rule(self) -> AcceptanceRule:
-        return CoupledAcceptance() if self.acceptance == "coupled" else RejectionAcceptance()
+        return (CoupledAcceptance if self.acceptance == "coupled" else RejectionAcceptance)(self.sampler)
 
 
 def _shown(costs: MeasuredCosts) -> tuple[str, str]:

@@ -22,10 +22,13 @@ from ..core.outputs import RequestOutput
 from ..core.request import Request, RowSchedule
 from ..core.sampling_params import SamplingParams
 from ..runner.drafting import Oracle
+from ..scheduler.speculation import Recorder
 from ..text.detokenizer import IncrementalDetokenizer
 from .draft_scores import DraftProbe, DraftScores
 from .drafts import check_speculation
+from .group import SampleGroup, params_of
 from .launch import launch
+from .preparation import resolve_params, seed_of
 from .stats import EngineStats
 from .tracker import RequestTracker, TextSink
 
@@ -34,7 +37,8 @@ class Engine:
     """A model ready to serve. Not thread-safe; one step at a time.
 
     Attributes:
-        config: the settings, every "auto" decided.
+        folder: where the model was found.
+        config: the settings, every "auto" decided but that of `speculation`.
         model_config: the model's configuration.
         tokenizer: None if the model folder has none; then prompts are token ids.
         chat: renders conversations; None without a tokenizer.
@@ -62,15 +66,16 @@ class Engine:
             AbyssalError: of the kind that says what is wrong with the model, the settings, or the machine.
         """
         parts = launch(model, config, revision=revision, assume_yes=assume_yes, shuffle_seed=shuffle_seed)
-        self.config, self.model_config = parts.config, parts.model_config
+        self.folder, self.config, self.model_config = parts.folder, parts.config, parts.model_config
         self.tokenizer, self.chat = parts.tokenizer, parts.chat
         self.max_model_len = parts.max_model_len
         self.op_table = parts.op_table
-        self._eos_token_ids = parts.eos_token_ids
+        self._roles = parts.token_roles
         self._cache, self._storage = parts.cache, parts.storage
         self._scheduler, self._runner = parts.scheduler, parts.runner
         self._drafts = parts.drafts
         self._trackers: dict[str, RequestTracker] = {}
+        self._groups: dict[str, SampleGroup] = {}  # by the id of each of their sequences
         self._ready: list[RequestOutput] = []
         self._seeds = random.Random(config.seed) if config.seed is not None else None
         self._num_added = self._num_steps = self._num_prompt_tokens = self._num_generated = 0
@@ -113,6 +118,16 @@ class Engine:
         assert self._runner.drafting is not None, "nothing is drafted"
         self._runner.drafting.oracle = oracle
 
+    def simulate_acceptance(self, share: float) -> None:
+        """Keep each draft with this probability from now on, until `set_speculation`. The text then means nothing."""
+        if self._drafts is not None:
+            self._drafts.simulate(share, self._runner)
+
+    def record_drafts(self, recorder: Recorder | None) -> None:
+        """Tell of each request's judged drafts from now on, until `set_speculation`."""
+        assert self._scheduler.speculation is not None, "nothing is drafted"
+        self._scheduler.speculation.recorder = recorder
+
     @property
     def has_unfinished(self) -> bool:
         """Whether a step would do or return anything."""
@@ -126,14 +141,14 @@ class Engine:
         request_id: str | None = None,
         row_schedule: RowSchedule = RowSchedule(),  # noqa: B008 (frozen)
         wants_prompt_logits: bool = False,
-        sink: TextSink | None = None,
+        sink: TextSink | Sequence[TextSink] | None = None,
     ) -> str:
         """Queue a request.
 
         Args:
             prompt: text, which gets BOS if it has none, or token ids, which are taken as they are.
             request_id: must differ from those of unfinished requests; None makes one up.
-            sink: takes the generated ids (a chat parser); None for plain text.
+            sink: takes the generated ids (a chat parser), one for each of `params.n` outputs; None for plain text.
 
         Returns:
             The request's id.
@@ -149,35 +164,42 @@ class Engine:
                 f"<{len(token_ids)} tokens>",
                 f"must be shorter than max_model_len={limit} tokens to leave room for one more",
             )
-        self._check_ids(params)
-        if sink is None and params.detokenize and self.tokenizer is not None:
-            sink = IncrementalDetokenizer(self.tokenizer, params)
-        if sink is None and params.stop:
-            raise InvalidRequest("stop", params.stop, "stop strings need a tokenizer, and this model folder has none")
-        request = Request(
-            request_id=request_id if request_id is not None else f"request-{self._num_added}",
-            prompt_token_ids=token_ids,
-            params=params,
-            seed=self._seed(params),
-            max_total_tokens=limit,
-            eos_token_ids=self._eos_token_ids,
-            row_schedule=row_schedule,
-            wants_prompt_logits=wants_prompt_logits,
-        )
-        self._scheduler.add(request)
+        params = resolve_params(params, self._roles, self.tokenizer)
+        group = SampleGroup(request_id if request_id is not None else f"request-{self._num_added}")
+        for index in range(params.n):
+            if group.sequence_id(index) in self._groups:
+                raise InvalidRequest("request_id", group.request_id, "is taken by an unfinished request; choose another")
+        seed, text = self._seed(params), prompt if isinstance(prompt, str) else None
+        for index, own_sink in enumerate(self._sinks(params, sink)):
+            sequence = Request(
+                request_id=group.sequence_id(index),
+                prompt_token_ids=token_ids,
+                params=params_of(params, index),
+                seed=seed_of(seed, index),
+                max_total_tokens=limit,
+                eos_token_ids=self._roles.eos,
+                row_schedule=row_schedule,
+                wants_prompt_logits=wants_prompt_logits,
+            )
+            self._scheduler.add(sequence)
+            group.trackers.append(RequestTracker(sequence, text, own_sink, self._roles.vocab_size))
         self._num_added += 1
-        text = prompt if isinstance(prompt, str) else None
-        tracker = RequestTracker(request, text, sink, self.model_config.text.vocab_size)
-        if request.is_finished:
-            self._ready.append(tracker.output())
+        if group.is_finished:
+            self._ready.append(group.output())
         else:
-            self._trackers[request.request_id] = tracker
-        return request.request_id
+            self._trackers |= {tracker.request.request_id: tracker for tracker in group.trackers}
+            self._groups |= {tracker.request.request_id: group for tracker in group.trackers}
+        return group.request_id
 
     def abort(self, request_id: str) -> None:
         """End a request; its output, with what was generated so far, comes from the next step. Unknown ids are ignored."""
-        if self._scheduler.abort(request_id) is not None:
-            self._ready.append(self._trackers.pop(request_id).output())
+        group = self._groups.get(request_id)
+        if group is None or group.request_id != request_id:
+            return
+        for tracker in group.trackers:
+            self._scheduler.abort(tracker.request.request_id)
+            self._trackers.pop(tracker.request.request_id, None)
+        self._ready.append(self._output(group))
 
     def step(self) -> list[RequestOutput]:
         """Compute one step.
@@ -189,11 +211,7 @@ class Engine:
         scheduled = self._scheduler.schedule()
         if not scheduled.rows:
             return outputs
-        now = time.monotonic()
-        for assignment in scheduled.assignments:
-            metrics = self._trackers[assignment.request_id].metrics
-            metrics.first_scheduled_time = metrics.first_scheduled_time or now
-        result = self._runner.run(scheduled)
+        result = self._runner.run(self._begin(scheduled))
         return outputs + self._update(scheduled, result)
 
     def score(self, token_ids: Sequence[int], *, chunk: int | None = None, decode_from: int | None = None) -> torch.Tensor:
@@ -237,7 +255,10 @@ class Engine:
             raise InvalidRequest("token_ids", f"<{len(token_ids)} tokens>", "drafts are scored only while nothing else runs")
         vocab_size = self.model_config.text.vocab_size
         probe = DraftProbe(self._drafts.model, token_ids, anchors, previous_ids, vocab_size)
+        used = self._scheduler.speculation
+        self._drafts.watch(self._scheduler)
         logits = self._score(token_ids, RowSchedule(chunk, decode_from, probe.anchors), probe)
+        self._scheduler.speculation = used
         features = self._runner.last_features
         assert features is not None, "a step with a drafter observes features"
         return probe.scores(logits, features[-1])
@@ -266,7 +287,7 @@ class Engine:
 
     def close(self) -> None:
         """Abort what is left and give up the memory of the caches."""
-        for request_id in list(self._trackers):
+        for request_id in list(self._groups):
             self.abort(request_id)
         self._ready.clear()
 
@@ -278,10 +299,20 @@ class Engine:
         """Overwrite all cache rows (tests: what was not written must not be read)."""
         self._storage.fill(value)
 
+    def _begin(self, scheduled: SchedulerOutput) -> SchedulerOutput:
+        """Note who starts in a step, and tell the runner where their prompts end."""
+        now = time.monotonic()
+        assignments = []
+        for assignment in scheduled.assignments:
+            tracker = self._trackers[assignment.request_id]
+            tracker.metrics.first_scheduled_time = tracker.metrics.first_scheduled_time or now
+            assignments.append(replace(assignment, num_prompt_tokens=tracker.request.num_prompt_tokens))
+        return replace(scheduled, assignments=tuple(assignments))
+
     def _update(self, scheduled: SchedulerOutput, result: RunnerOutput) -> list[RequestOutput]:
         self._num_steps += 1
         rows_of = {rows.request_id: rows for rows in scheduled.rows}
-        outputs = []
+        changed: dict[str, SampleGroup] = {}
         for request in self._scheduler.update(scheduled, result):
             request_id = request.request_id
             rows, tracker = rows_of[request_id], self._trackers[request_id]
@@ -295,8 +326,29 @@ class Engine:
             if request.is_finished:
                 del self._trackers[request_id]
             if sampled or request.is_finished:
-                outputs.append(tracker.output())
-        return outputs
+                group = self._groups[request_id]
+                changed[group.request_id] = group
+        return [self._output(group) for group in changed.values()]
+
+    def _output(self, group: SampleGroup) -> RequestOutput:
+        """What a request has come to; it is forgotten once it is finished."""
+        if group.is_finished:
+            for tracker in group.trackers:
+                del self._groups[tracker.request.request_id]
+        return group.output()
+
+    def _sinks(self, params: SamplingParams, given: TextSink | Sequence[TextSink] | None) -> list[TextSink | None]:
+        """Where the ids of each output go."""
+        if given is not None:
+            sinks = list(given) if isinstance(given, Sequence) else [given]
+            if len(sinks) != params.n:
+                raise InvalidRequest("sink", f"<{len(sinks)} of them>", f"must be one for each of n={params.n} outputs")
+            return [*sinks]
+        if params.detokenize and self.tokenizer is not None:
+            return [IncrementalDetokenizer(self.tokenizer, params) for _ in range(params.n)]
+        if params.stop:
+            raise InvalidRequest("stop", params.stop, "stop strings need a tokenizer, and this model folder has none")
+        return [None] * params.n
 
     def _take_tokens(self, tracker: RequestTracker, sampled: Sequence[SampledToken]) -> None:
         """Hand a request's new tokens on one by one; a stop string drops those behind it."""
@@ -329,12 +381,6 @@ class Engine:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
                 raise InvalidRequest(f"prompt[{position}]", token_id, f"must be a token id in [0, {vocab_size - 1}]")
         return token_ids
-
-    def _check_ids(self, params: SamplingParams) -> None:
-        vocab_size = self.model_config.text.vocab_size
-        for token_id in params.stop_token_ids:
-            if token_id >= vocab_size:
-                raise InvalidRequest("stop_token_ids", token_id, f"must be a token id in [0, {vocab_size - 1}]")
 
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:

@@ -26,13 +26,16 @@ from ..model.flash import FlashModel
 from ..ops.registry import OpTable
 from ..plan.resolve import resolve
 from ..runner.input_batch import BatchGeometry
+from ..runner.logit_rules import TokenRoles
 from ..runner.measure import StepLimits, limits_for
 from ..runner.model_runner import ModelRunner
+from ..runner.sampler import Sampler
 from ..scheduler.scheduler import Scheduler
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer, eos_token_ids
 from ..text.vocabulary import token_map_of
 from .drafts import DraftParts, check_speculation
+from .preparation import token_roles
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class EngineParts:
     model_config: ModelConfig
     tokenizer: Tokenizer | None
     chat: ChatTemplate | None
-    eos_token_ids: frozenset[int]
+    token_roles: TokenRoles
     max_model_len: int
     op_table: OpTable
     cache: CacheManager
@@ -79,7 +82,7 @@ def launch(
     assert num_threads is not None, "resolve() decides the number of threads"
     torch.set_num_threads(num_threads)
     config = replace(config, backend=choose_backend(config.backend))
-    op_table = cpu_table(config.backend, num_threads)
+    op_table = cpu_table(config.backend, num_threads, invariant=config.invariant)
     tokenizer = _tokenizer(folder, model_config, config)
     with_drafts = check_speculation(model_config.text, config)
     spec = CacheSpec.of(model_config.text, topology, with_drafts=with_drafts)
@@ -92,11 +95,13 @@ def launch(
     context = _model_context(model_config, config, op_table, weights)
     flash = _load_model(folder, context, topology, weights)
     scheduler = Scheduler(cache, config.max_num_seqs, config.max_num_batched_tokens)
-    runner = ModelRunner(flash, storage, geometry)
+    eos_ids = eos_token_ids(folder, model_config)
+    sampler = Sampler(op_table, token_roles(model_config.text.vocab_size, eos_ids, tokenizer))
+    runner = ModelRunner(flash, storage, geometry, sampler)
     drafts = None
     if with_drafts:
         limits = limits_for(geometry, num_blocks, config.max_num_batched_tokens, model_config.text)
-        drafts = _load_drafter(folder, context, flash, limits, config)
+        drafts = _load_drafter(folder, context, flash, limits, config, sampler)
         drafts.install(config.speculation, scheduler, runner)
     return EngineParts(
         folder=folder,
@@ -104,7 +109,7 @@ def launch(
         model_config=model_config,
         tokenizer=tokenizer,
         chat=ChatTemplate(tokenizer) if tokenizer is not None else None,
-        eos_token_ids=eos_token_ids(folder, model_config),
+        token_roles=sampler.roles,
         max_model_len=max_model_len,
         op_table=op_table,
         cache=cache,
@@ -159,7 +164,7 @@ def _load_model(folder: Path, context: ModelContext, topology: Topology, weights
 
 
 def _load_drafter(
-    folder: Path, context: ModelContext, flash: FlashModel, limits: StepLimits, config: EngineConfig
+    folder: Path, context: ModelContext, flash: FlashModel, limits: StepLimits, config: EngineConfig, sampler: Sampler
 ) -> DraftParts:
     block_size = context.config.dspark_block_size
     temperatures = read_temperatures(folder, block_size, config.acceptance)
@@ -168,4 +173,4 @@ def _load_drafter(
         temperatures = (1.0,) * block_size
     model = DSpark(context, flash.embed, flash.head)
     log.info("%d draft stages loaded", context.config.num_nextn_predict_layers)
-    return DraftParts(model, temperatures, limits, config.acceptance)
+    return DraftParts(model, temperatures, limits, config.acceptance, sampler)

@@ -138,7 +138,7 @@ class RankTokens(Protocol):
         """Log-probabilities of chosen tokens and of the most likely ones: log-softmax of logit / temperature.
 
         Args:
-            logits: float32 [N, V], finite or -inf, not all of a row -inf.
+            logits: float32 [N, V], finite or -inf; other rows get NaN, rank 0 and ids of -1.
             rows: int32 [M] into `logits`.
             temperature: float64 [M], above 0.
             ids: int64 [M], the chosen ones.

@@ -12,6 +12,7 @@ from ..core.batch import DraftBatch, ForwardBatch
 from ..core.sampling_params import SamplingParams
 from ..model.common import Caches
 from ..model.dspark import DraftBlock, DraftChain
+from .logit_rules import LogitRules
 from .sampler import SamplingRow
 from .verify import AcceptanceRule, without_logprobs
 
@@ -37,6 +38,7 @@ class DraftRequest:
         anchor_id: its newest token.
         position: of the anchor.
         length: tokens to draft, at least one.
+        rules: of the request, if it needs any.
     """
 
     request_id: str
@@ -46,6 +48,7 @@ class DraftRequest:
     length: int
     params: SamplingParams
     seed: int
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,17 @@ class Drafting:
         slots = [r.state_slot for r in requests]
         block = self.model.propose(self.model.batch(anchors, starts, torch.tensor(slots, dtype=torch.int32)), caches)
         params = [without_logprobs(r.params) for r in requests]
+        chains: list[list[int]] = [[] for _ in requests]
 
         def choose(place: int, logits: torch.Tensor) -> torch.Tensor:
-            rows = [SamplingRow(p, r.seed, r.position + 1 + place) for p, r in zip(params, requests, strict=True)]
-            return torch.tensor(self.rule.draft(logits, slots, rows, place), dtype=torch.int32)
+            rows = [
+                SamplingRow(own, r.seed, r.position + 1 + place, r.rules, tuple(drafted))
+                for own, r, drafted in zip(params, requests, chains, strict=True)
+            ]
+            ids = self.rule.draft(logits, slots, rows, place)
+            for drafted, token_id in zip(chains, ids, strict=True):
+                drafted.append(token_id)
+            return torch.tensor(ids, dtype=torch.int32)
 
         chain = self.model.chain(block, anchors, max(r.length for r in requests), choose)
         ids, confidence = chain.token_ids.tolist(), chain.confidence.nan_to_num(nan=-torch.inf).tolist()

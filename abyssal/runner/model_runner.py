@@ -23,7 +23,8 @@ from ..core.batch import (
 from ..model.common import Caches
 from .drafting import Drafting, DraftRequest
 from .input_batch import BatchGeometry, InputBatch
-from .sampler import token_logprobs
+from .logit_rules import LogitRules
+from .sampler import Sampler
 from .verify import CoupledAcceptance, Verification
 
 
@@ -45,15 +46,21 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Model, storage: CacheStorage, geometry: BatchGeometry, drafting: Drafting | None = None
+        self,
+        model: Model,
+        storage: CacheStorage,
+        geometry: BatchGeometry,
+        sampler: Sampler,
+        drafting: Drafting | None = None,
     ) -> None:
-        self._model, self._storage = model, storage
+        self._model, self._storage, self._sampler = model, storage, sampler
         self._inputs = InputBatch(geometry)
         self._assigned: dict[int, SlotAssignment] = {}
+        self._rules: dict[int, LogitRules | None] = {}
         self.drafting = drafting
         self.num_rows = self.num_decoder_rows = 0
         self.last_features: torch.Tensor | None = None
-        self._plain = CoupledAcceptance()
+        self._plain = CoupledAcceptance(sampler)
 
     @torch.inference_mode()
     def run(self, step: SchedulerOutput) -> RunnerOutput:
@@ -61,6 +68,9 @@ class ModelRunner:
         for assignment in step.assignments:
             self._inputs.assign(assignment, every_row=_wants_prompt_rows(assignment))
             self._assigned[assignment.state_slot] = assignment
+            self._rules[assignment.state_slot] = self._sampler.rules_of(
+                assignment.params, assignment.token_ids, assignment.num_prompt_tokens
+            )
         if not step.rows:
             return RunnerOutput()
         begin = time.perf_counter()
@@ -68,7 +78,7 @@ class ModelRunner:
         batch = self._inputs.gather(step, scored)
         self.num_rows += len(batch.token_ids)
         self.num_decoder_rows += len(batch.token_ids if batch.tail is None else batch.tail.rows)
-        features: list[torch.Tensor] | None = None if self.drafting is None else []
+        features: list[torch.Tensor] | None = [] if self.drafting is not None and step.observes else None
         logits = self._model.forward(batch, self._storage, features)
         if self.drafting is not None and features is not None:
             self.last_features = torch.cat(features, 1)
@@ -105,13 +115,20 @@ class ModelRunner:
                 output.errors[rows.request_id] = result
             else:
                 output.sampled[rows.request_id] = result
-                self._inputs.append(rows.state_slot, [token.token_id for token in result])
+                self._append(rows.state_slot, [token.token_id for token in result])
         return output
+
+    def _append(self, slot: int, token_ids: list[int]) -> None:
+        self._inputs.append(slot, token_ids)
+        rules = self._rules[slot]
+        if rules is not None:
+            rules.append(token_ids)
 
     def _verification(self, rows: ScheduledRows, assigned: SlotAssignment, first_row: int) -> Verification:
         position = rows.start + rows.num_rows - rows.num_drafts
         draft_ids = self._inputs.drafts(rows.state_slot, rows.num_drafts)
-        return Verification(rows.state_slot, first_row, draft_ids, assigned.params, assigned.seed, position)
+        rules = self._rules[rows.state_slot]
+        return Verification(rows.state_slot, first_row, draft_ids, assigned.params, assigned.seed, position, rules)
 
     def _draft(self, step: SchedulerOutput, output: RunnerOutput) -> None:
         requests = []
@@ -128,6 +145,7 @@ class ModelRunner:
                         rows.drafts_wanted,
                         assigned.params,
                         assigned.seed,
+                        self._rules[rows.state_slot],
                     )
                 )
         if not requests:
@@ -140,8 +158,8 @@ class ModelRunner:
     def _prompt_logprobs(self, rows: ScheduledRows, assigned: SlotAssignment, logits: torch.Tensor) -> list[TokenLogprobs]:
         wanted = assigned.params.prompt_logprobs
         assert wanted is not None, f"request {rows.request_id} did not ask for prompt logprobs"
-        following = self._inputs.next_ids(rows.state_slot, rows.start, rows.num_rows)
-        return [token_logprobs(row, int(token), wanted) for row, token in zip(logits.numpy(), following, strict=False)]
+        following = self._inputs.next_ids(rows.state_slot, rows.start, rows.num_rows).tolist()
+        return self._sampler.logprobs(logits, range(len(following)), following, [wanted] * len(following))
 
 
 def _wants_prompt_rows(assigned: SlotAssignment) -> bool:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from operator import mul
 
 NUM_BINS = 10
-MEMORY = 0.98
+MEMORY = 0.95
 """Each judged draft makes earlier ones count by this factor less."""
 
 PRIOR_DRAFTS = 2.0
@@ -95,7 +95,7 @@ class Acceptance:
     """Confidence logits to probabilities, corrected by what became of earlier drafts.
 
     The temperatures were fitted on other text. What is seen while running corrects them: for each place, the share of judged
-    drafts that were accepted over the mean of their probabilities, with a memory of some fifty drafts.
+    drafts that were accepted over the mean of their probabilities, with a memory of some twenty drafts.
 
     Args:
         temperatures: one for each place in the block.
@@ -110,6 +110,11 @@ class Acceptance:
         self._counts = [[0] * self.block_size for _ in range(3)]
         self._reliability = [Reliability() for _ in range(self.block_size)]
         self._num_steps = self._num_tokens = 0
+
+    @property
+    def num_judged(self) -> int:
+        """Drafts of the first place that were verified."""
+        return self._counts[1][0]
 
     def conditional(self, logits: Sequence[float]) -> list[float]:
         """Probability that each draft is accepted if those before it are."""

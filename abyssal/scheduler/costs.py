@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
 
 from ..core.batch import StepTiming
 
@@ -15,8 +14,20 @@ MAX_JUMP = 2.0
 """An observation further off than this factor (another process took the machine) counts as this far off."""
 
 
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls, by squares: neighbours that fall are pooled into their mean."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, size = value, 1
+        while pools and pools[-1][0] > mean:
+            before, count = pools.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        pools.append((mean, size))
+    return [mean for mean, size in pools for _ in range(size)]
+
+
 class CostCurve:
-    """Seconds by a number of items: linear between measured points, never falling.
+    """Seconds by a number of items: linear between measured points. Neighbours of which the larger is faster share a mean.
 
     Each point carries a factor that follows what is observed nearest to it; points that were not observed yet follow the
     mean of all. So growing contexts, which slow all steps down alike, are learned from whichever steps are run.
@@ -27,7 +38,7 @@ class CostCurve:
         assert points, "a cost curve needs a measured point"
         ordered = sorted(points)
         self._counts = [count for count, _ in ordered]
-        self._measured = list(accumulate((seconds for _, seconds in ordered), max))
+        self._measured = rising([seconds for _, seconds in ordered])
         self._factors: list[float | None] = [None] * len(ordered)
         self._factor = 1.0
         self._values = list(self._measured)
@@ -55,8 +66,7 @@ class CostCurve:
         self._factor += WEIGHT * (seen - self._factor)
         self._factors[i] = factor + WEIGHT * (seen - factor)
         factors = (self._factor if own is None else own for own in self._factors)
-        corrected = (value * own for value, own in zip(self._measured, factors, strict=True))
-        self._values = list(accumulate(corrected, max))
+        self._values = rising([value * own for value, own in zip(self._measured, factors, strict=True)])
 
     def _nearest(self, count: int) -> int:
         i = min(bisect_left(self._counts, count), len(self._counts) - 1)

@@ -176,7 +176,8 @@ class Scheduler:
         self._schedule_chunks(step)
         self._admit(step)
         self._want_drafts(step)
-        return SchedulerOutput(tuple(step.assignments), tuple(step.rows))
+        observes = self.speculation is not None and self.speculation.observes
+        return SchedulerOutput(tuple(step.assignments), tuple(step.rows), observes)
 
     def update(self, scheduler_output: SchedulerOutput, runner_output: RunnerOutput) -> list[Request]:
         """Take the results of a step: append tokens, end requests that stop or failed, give back what they held.

@@ -19,14 +19,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..core.batch import RunnerOutput, ScheduledRows, SchedulerOutput, StepTiming
-from .acceptance import Acceptance, survivals
+from .acceptance import Acceptance
 from .costs import StepCosts
-
-PROBE_SHARE = 0.01
-"""Share of the time that is spent on drafts while they do not pay, to notice when they would."""
-
-MIN_ADVANTAGE = 1.01
-"""Drafting begins or goes on if it is expected to be faster by at least this factor."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +40,14 @@ class Proposal:
 
 class DraftRule(Protocol):
     """Decides on drafts, one step after another."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether the drafter takes in the rows of the step that `wanted` was asked for last.
+
+        Without them its windows have holes, and drafts are worse until these have passed.
+        """
+        ...
 
     def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
         """How many drafts of each request to verify.
@@ -111,6 +113,8 @@ def best_total(
 class FixedSpeculation:
     """Always `num_drafts`, as far as there is room."""
 
+    observes = True
+
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
 
@@ -123,62 +127,6 @@ class FixedSpeculation:
 
     def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
         return [min(self._num_drafts, limit) for limit in most]
-
-
-class AutoSpeculation:
-    """As many as pay by measured costs and expected acceptance; none where the batch is full.
-
-    While drafting does not pay, one request drafts now and then, and one of its tokens is verified, so that a change is
-    noticed.
-    """
-
-    def __init__(self, costs: StepCosts, acceptance: Acceptance) -> None:
-        self._costs, self._acceptance = costs, acceptance
-        self._credit = 0.0
-        self._num_probes = 0
-        self._is_probing = False
-
-    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
-        room = max(0, room - other_rows)
-        expected = [survivals(self._judged(proposal)[: proposal.most]) for proposal in proposals]
-        total, _ = best_total(len(proposals), expected, other_rows, room, self._costs)
-        if self._is_probing:
-            total = max(total, min(1, room))
-        current = [survivals(self._acceptance.conditional(p.current[: p.most])) for p in proposals]
-        return split_rows(total, current)
-
-    def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
-        self._is_probing = False
-        if not most:
-            return []
-        most = [min(limit, self._acceptance.block_size) for limit in most]
-        expected = [survivals(self._acceptance.typical(limit)) for limit in most]
-        num_drafting = sum(limit > 0 for limit in most)
-        drafting = self._costs.drafting_seconds(num_drafting)
-        room = max(0, room - other_rows)
-        without = (len(most) + other_rows) / self._costs.seconds(len(most) + other_rows, len(most))
-        total, speed = best_total(len(most), expected, other_rows, room, self._costs, drafting)
-        if total and speed > MIN_ADVANTAGE * without:
-            return list(most)
-        return self._probe(most, other_rows)
-
-    def _probe(self, most: Sequence[int], other_rows: int) -> list[int]:
-        num_rows = len(most) + other_rows
-        alone = self._costs.seconds(num_rows, len(most))
-        self._credit += PROBE_SHARE * alone
-        price = self._costs.drafting_seconds(1) + self._costs.seconds(num_rows + 1, len(most) + 1) - alone
-        able = [i for i, limit in enumerate(most) if limit > 0]
-        if self._credit < price or not able:
-            return [0] * len(most)
-        self._credit, self._is_probing = 0.0, True
-        chosen = able[self._num_probes % len(able)]
-        self._num_probes += 1
-        return [limit if i == chosen else 0 for i, limit in enumerate(most)]
-
-    def _judged(self, proposal: Proposal) -> list[float]:
-        """Conditional acceptance by figures that are older than the drafts at hand."""
-        earlier = self._acceptance.conditional(proposal.earlier[: len(proposal.current)])
-        return earlier + self._acceptance.typical(len(proposal.current))[len(earlier) :]
 
 
 Recorder = Callable[[tuple[float, ...], int, int], None]
@@ -197,6 +145,11 @@ class Speculation:
         self._rule, self._costs = rule, costs
         self.acceptance = acceptance
         self.recorder: Recorder | None = None
+
+    @property
+    def observes(self) -> bool:
+        """See `DraftRule`."""
+        return self._rule.observes
 
     def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
         """See `DraftRule`."""

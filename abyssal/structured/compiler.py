@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from ..core.errors import InvalidRequest
 from .grammar import Backend, EngineMatcher
 from .markup import SpelledMarker
-from .matcher import Matcher, Phase, Rules
+from .matcher import Matcher
 from .pool import CompilePool
+from .rules import Phase, Rules
 from .spec import StructuredOutput
 from .vocabulary import Vocabulary
 

@@ -7,80 +7,14 @@ complete, and nowhere else, whatever text they stand for.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .grammar import Backend, EngineMatcher, GrammarError, Segment
-from .markup import SpelledMarker
-from .mask import Mask, Rows, get_bit, is_allowed, mask_of, set_bit, set_one
-from .spec import StructuredOutput
-from .vocabulary import Vocabulary
-
-OPENER = b"\n\n<"
-"""What stands before the marker that opens tool calls."""
-
-
-class Phase(enum.Enum):
-    """Where a matcher is."""
-
-    REASONING = "reasoning"
-    TEXT = "text"
-    GRAMMAR = "grammar"
-    DONE = "done"
-
-
-@dataclass(frozen=True, eq=False)
-class Rules:
-    """What all matchers of one grammar with the same stop ids share. Masks are int32 [words].
-
-    Attributes:
-        after_reasoning: the phase that `</think>` leads to.
-        calls_allowed: text may be followed by tool calls.
-        reasoning_may_stop: the request may end before `</think>`.
-        reasoning_is_free: the mask of reasoning forbids nothing.
-        may_empty: tokens that the grammar needs may be forbidden, so that none is left.
-        reasoning, text, done: masks of the phases.
-        marker: what no text may spell, for tool calls.
-    """
-
-    backend: Backend
-    vocabulary: Vocabulary
-    stop_ids: frozenset[int]
-    after_reasoning: Phase
-    calls_allowed: bool
-    reasoning_may_stop: bool
-    reasoning_is_free: bool
-    may_empty: bool
-    reasoning: Mask
-    text: Mask
-    done: Mask
-    marker: SpelledMarker | None
-
-    @classmethod
-    def of(cls, spec: StructuredOutput, backend: Backend, stop_ids: frozenset[int], marker: SpelledMarker | None) -> Rules:
-        """Rules of a specification; `stop_ids` are added to the EOS ids."""
-        vocabulary = backend.vocabulary
-        stops = stop_ids | vocabulary.eos_ids
-        free = spec.kind == "tools" and spec.tool_choice in ("auto", "none")
-        known = {i for i in range(vocabulary.tokenizer.vocab_size) if vocabulary.tokenizer.token_bytes(i)}
-        reasoning = known | stops if free else known - stops
-        return cls(
-            backend=backend,
-            vocabulary=vocabulary,
-            stop_ids=stops,
-            after_reasoning=Phase.TEXT if free else Phase.GRAMMAR,
-            calls_allowed=spec.tool_choice == "auto",
-            reasoning_may_stop=free,
-            reasoning_is_free=len(reasoning) == vocabulary.size,
-            may_empty=marker is not None or bool(stops & vocabulary.text_ids),
-            reasoning=mask_of(reasoning, vocabulary.size),
-            text=mask_of(vocabulary.text_ids | stops if free else (), vocabulary.size),
-            done=mask_of(stops, vocabulary.size),
-            marker=marker,
-        )
+from .mask import Mask, is_allowed, set_one
+from .rules import OPENER, Phase, Rules, finish_rows
 
 
 @dataclass(frozen=True)
@@ -207,10 +141,7 @@ class Matcher:
         error = self._why_stuck(row)
         if error is not None:
             raise GrammarError(error)
-        return (
-            self._phase is not Phase.REASONING
-            or int(np.bitwise_count(row.view(np.uint32)).sum()) < self._rules.vocabulary.size
-        )
+        return self._phase is not Phase.REASONING or not self._rules.reasoning_is_free
 
     def begin_walk(self, masks: Mask, first_row: int, drafts: Sequence[int]) -> Walk:
         """Fill the rows that need no engine, up to the first illegal draft; `Walk` says what the engine has to fill."""
@@ -360,13 +291,6 @@ class Walk:
             num_legal = len(self._engine_drafts) + 1
             masks[first + num_legal] = matcher.rules.done
         return Filled(self._index + num_legal)
-
-
-def finish_rows(rules: Rules, masks: Mask, rows: Rows) -> None:
-    """Allow all stop ids in the rows where the engine allows its EOS, and none in the others."""
-    accepting = get_bit(masks, rows, rules.backend.eos_id)
-    for token_id in rules.stop_ids:
-        set_bit(masks, rows, token_id, accepting)
 
 
 def fill_many(jobs: Iterable[tuple[Matcher, int, Sequence[int]]], masks: Mask) -> list[Filled]:

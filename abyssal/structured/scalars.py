@@ -49,10 +49,11 @@ def count(node: dict[str, Json], key: str, path: str) -> int | None:
     Raises:
         SchemaError: unless it is a whole number from 0 to 2**31 - 1.
     """
-    value = node.get(key)
-    if value is None and key not in node:
+    if key not in node:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or not 0 <= value <= MAX_COUNT:
+    value = node[key]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= MAX_COUNT or value != int(value):
         raise SchemaError(child(path, key), f"{value!r} must be a whole number in [0, {MAX_COUNT}]")
     return int(value)
 
@@ -85,7 +86,7 @@ def _name(name: str, path: str) -> str:
 
 
 def _constant_number(value: float, path: str) -> float:
-    if value == int(value) and abs(value) <= MAX_EXACT:
+    if abs(value) <= MAX_EXACT and value == int(value):
         return int(value)
     if isinstance(value, float) and SMALLEST_FRACTION <= abs(value) < MAX_EXACT:
         return value

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..core.errors import ConfigError
+from .mask import Mask, mask_of
 
 THINK_END = "</think>"
 DSML = "｜DSML｜"
@@ -73,7 +74,21 @@ class Vocabulary:
         return hashlib.sha256(content.encode()).hexdigest()
 
     @functools.cached_property
+    def known_ids(self) -> frozenset[int]:
+        """Ids that have a token."""
+        return frozenset(i for i in range(self.tokenizer.vocab_size) if self.tokenizer.token_bytes(i))
+
+    @functools.cached_property
     def text_ids(self) -> frozenset[int]:
         """Ids that stand for text: everything but markup and ids without a token."""
-        ids = range(self.tokenizer.vocab_size)
-        return frozenset(i for i in ids if i not in self.control_ids and self.tokenizer.token_bytes(i))
+        return self.known_ids - self.control_ids
+
+    @functools.cached_property
+    def known_mask(self) -> Mask:
+        """int32 [words] that allows `known_ids`."""
+        return mask_of(self.known_ids, self.size)
+
+    @functools.cached_property
+    def text_mask(self) -> Mask:
+        """int32 [words] that allows `text_ids`."""
+        return mask_of(self.text_ids, self.size)

@@ -19,7 +19,7 @@ from scripted import ScriptedEngine
 from abyssal.batch import run_batch
 
 NUM_LINES = 2000
-STEP_SECONDS = 0.0005
+STEP_SECONDS = 0.002
 
 
 def input_lines() -> list[str]:
@@ -98,7 +98,7 @@ def main(folder: Path, num_kills: int, seed: int, options: dict) -> None:
 
         child = in_a_child(work)
         if attempt % 2 == 0:
-            time.sleep(rng.uniform(0.0, 0.15))
+            time.sleep(rng.uniform(0.0, 0.06))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), f"attempt {attempt} ended by itself: the job is too small, or it failed"

@@ -81,11 +81,15 @@ def test_the_model_killed_at_random_moments(checkpoint_of, tmp_path: Path) -> No
         process = start(name)
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors.decode()
+    # Without the native kernels a logarithm may differ in its last bit from one batch to another.
+    is_exact = json.loads((tmp_path / "whole.jsonl.journal").read_text())["facts"]["backend"] == "native"
     answers = {}
     for name in ("killed", "whole"):
         records = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_bytes().splitlines()]
         for record in records:
             assert record["response"]["body"].pop("created") > 1_700_000_000
+            if not is_exact:
+                del record["response"]["body"]["choices"][0]["logprobs"]
         answers[name] = sorted(json.dumps(record) for record in records)
     assert len(answers["killed"]) == len(lines)
     assert answers["killed"] == answers["whole"]

@@ -91,6 +91,8 @@ class Reference:
 class RandomLengths:
     """Any number of drafts, verified or not, from step to step."""
 
+    observes = True
+
     def __init__(self, block_size, seed):
         self._block_size, self._random = block_size, random.Random(seed)
 

@@ -262,7 +262,7 @@ def test_chat(llm: LLM, engine: ScriptedEngine) -> None:
     assert ids_of(outputs) == [[2, 3]]
     assert engine.chat.options == ([{}], True, "low")
     assert engine.params["llm-0"].max_tokens == 99
-    assert engine.sinks["llm-0"] == ("parser", 99)
+    assert engine.sinks["llm-0"] == (("parser", 99),)
 
 
 def test_many_conversations_of_which_one_is_bad(llm: LLM, engine: ScriptedEngine) -> None:

@@ -33,7 +33,10 @@ def engine_of(checkpoint_of):
     def make(preset: str, numerics: str, backend: str = "auto") -> Engine:
         key = (preset, numerics, backend)
         if key not in engines:
-            config = EngineConfig(numerics=numerics, num_blocks=16, max_num_seqs=4, num_threads=1, backend=backend)
+            invariant = backend != "torch"  # plain torch, as it adds up by itself
+            config = EngineConfig(
+                numerics=numerics, num_blocks=16, max_num_seqs=4, num_threads=1, backend=backend, invariant=invariant
+            )
             engines[key] = Engine(checkpoint_of(preset), config)
         return engines[key]
 

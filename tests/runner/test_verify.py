@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from abyssal.backends.cpu.table import cpu_table
+from abyssal.core import noise
 from abyssal.core.batch import SampledToken
 from abyssal.core.sampling_params import SamplingParams
 from abyssal.runner import verify
-from abyssal.runner.sampler import SamplingRow, sample
-from abyssal.runner.verify import CoupledAcceptance, Distribution, RejectionAcceptance, Verification
+from abyssal.runner.distribution import Distribution
+from abyssal.runner.logit_rules import TokenRoles
+from abyssal.runner.sampler import Sampler, SamplingRow
+from abyssal.runner.verify import CoupledAcceptance, RejectionAcceptance, Verification
 
 VOCAB = 4
 SLOT = 3
+SAMPLER = Sampler(cpu_table("auto", 1), TokenRoles(VOCAB))
 
 
 def softmax(logits, temperature=1.0):
@@ -59,16 +64,16 @@ def test_coupled_output_is_that_without_drafts(settings):
     toy, params = Toy(1), SamplingParams(**settings)
     num_accepted = 0
     for seed in range(20):
-        alone, _, _ = toy.generate(CoupledAcceptance(), params, seed, 0, 40)
+        alone, _, _ = toy.generate(CoupledAcceptance(SAMPLER), params, seed, 0, 40)
         for length in range(1, 6):
-            tokens, accepted, _ = toy.generate(CoupledAcceptance(), params, seed, length, 40)
+            tokens, accepted, _ = toy.generate(CoupledAcceptance(SAMPLER), params, seed, length, 40)
             assert tokens[:40] == alone
             num_accepted += accepted
     assert num_accepted > 500
 
 
 def test_lengths_may_change_from_round_to_round():
-    toy, params, rule = Toy(1), SamplingParams(), CoupledAcceptance()
+    toy, params, rule = Toy(1), SamplingParams(), CoupledAcceptance(SAMPLER)
     rng = np.random.default_rng(0)
     for seed in range(20):
         alone, _, _ = toy.generate(rule, params, seed, 0, 60)
@@ -122,7 +127,7 @@ def chi_square(counts, shares):
 def counts_of(toy, rule_of, settings, length, num_samples, num_tokens=2):
     counts, params = {}, SamplingParams(**settings)
     for seed in range(num_samples):
-        tokens, _, _ = toy.generate(rule_of(), params, seed * 7919 + 1, length, num_tokens)
+        tokens, _, _ = toy.generate(rule_of(SAMPLER), params, seed * 7919 + 1, length, num_tokens)
         key = tuple(tokens[:num_tokens])
         counts[key] = counts.get(key, 0) + 1
     return counts
@@ -151,11 +156,11 @@ def test_shared_noise_would_be_seen(monkeypatch, domain):
     if domain == "RESIDUAL":
         monkeypatch.setattr(verify, "RESIDUAL", verify.DRAFT)
     else:
-        plain = verify.gumbel
+        plain = noise.gumbel
 
         def uniform(seed, position):
-            noise = plain(seed, position, np.arange(1), verify.DRAFT)[0]
-            return float(np.exp(-np.exp(-noise)))
+            drawn = plain(seed, position, np.arange(1), verify.DRAFT)[0]
+            return float(np.exp(-np.exp(-drawn)))
 
         monkeypatch.setattr(verify, "_uniform", uniform)
     toy = Toy(0)
@@ -173,7 +178,7 @@ def test_greedy_is_the_same_in_both(rule_of):
         last = int(toy.target[last].argmax())
         tokens.append(last)
     for length in range(6):
-        assert toy.generate(rule_of(), params, 9, length, 30)[0][:30] == tokens
+        assert toy.generate(rule_of(SAMPLER), params, 9, length, 30)[0][:30] == tokens
 
 
 def test_acceptance_of_one_draft():
@@ -182,7 +187,7 @@ def test_acceptance_of_one_draft():
     p, q = softmax(toy.target[0].astype(np.float64)), softmax(toy.drafter[0].astype(np.float64))
     coupled = sum(1 / np.maximum(p / p[v], q / q[v]).sum() for v in range(VOCAB))
     for rule_of, wanted in ((RejectionAcceptance, np.minimum(p, q).sum()), (CoupledAcceptance, coupled)):
-        kept = sum(toy.generate(rule_of(), params, seed, 1, 1)[1] for seed in range(4000)) / 4000
+        kept = sum(toy.generate(rule_of(SAMPLER), params, seed, 1, 1)[1] for seed in range(4000)) / 4000
         assert kept == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / 4000) ** 0.5)
 
 
@@ -217,7 +222,8 @@ def test_what_coupling_costs():
 
 def test_a_distribution_by_hand():
     logits = np.log(np.array([0.5, 0.25, 0.15, 0.1], np.float32))
-    one = Distribution.of(logits, SamplingParams(top_k=2))
+    row = SamplingRow(SamplingParams(top_k=2), 1, 1)
+    (one,) = SAMPLER.distributions(torch.from_numpy(logits)[None], [row])
     assert one.ids.tolist() == [0, 1]
     assert [one.probability(v) for v in range(4)] == pytest.approx([2 / 3, 1 / 3, 0, 0])
     other = Distribution(np.array([1, 3]), np.array([0.25, 0.75]))
@@ -228,7 +234,7 @@ def test_a_distribution_by_hand():
 
 @pytest.mark.parametrize("rule_of", [CoupledAcceptance, RejectionAcceptance])
 def test_logprobs_are_the_targets(rule_of):
-    toy, rule, params = Toy(3, distance=0.2), rule_of(), SamplingParams(logprobs=2)
+    toy, rule, params = Toy(3, distance=0.2), rule_of(SAMPLER), SamplingParams(logprobs=2)
     drafts = []
     for place in range(4):
         last = drafts[-1] if drafts else 0
@@ -245,7 +251,7 @@ def test_logprobs_are_the_targets(rule_of):
 
 @pytest.mark.parametrize("rule_of", [CoupledAcceptance, RejectionAcceptance])
 def test_rows_that_are_no_numbers_fail_alone(rule_of):
-    toy, rule = Toy(4, distance=0.0), rule_of()
+    toy, rule = Toy(4, distance=0.0), rule_of(SAMPLER)
     params = SamplingParams(temperature=0.0)
     rows = [SamplingRow(params, 1, 1)] * 2
     drafts = rule.draft(torch.from_numpy(toy.drafter[[0, 0]]), [0, 1], rows, 0)
@@ -260,7 +266,7 @@ def test_rows_that_are_no_numbers_fail_alone(rule_of):
 
 
 def test_a_batch_gives_what_each_request_gives_alone():
-    toy, rule = Toy(6), CoupledAcceptance()
+    toy, rule = Toy(6), CoupledAcceptance(SAMPLER)
     requests, rows = [], []
     for i in range(7):
         params = SamplingParams(temperature=(0.0, 1.0)[i % 2], logprobs=None if i % 3 else 1)
@@ -271,6 +277,6 @@ def test_a_batch_gives_what_each_request_gives_alone():
     together = rule.verify(logits, requests)
     for request, tokens in zip(requests, together, strict=True):
         assert tokens == rule.verify(logits, [request])[0]
-        first = sample(logits[request.first_row : request.first_row + 1], [request.row(0)])[0]
+        first = SAMPLER.sample(logits, [request.row(0)], [request.first_row])[0]
         assert isinstance(first, SampledToken)
         assert tokens[0] == first

@@ -7,7 +7,7 @@ import pytest
 
 from abyssal.core.batch import StepTiming
 from abyssal.scheduler.acceptance import Acceptance, Reliability, sigmoid, survivals
-from abyssal.scheduler.costs import CostCurve, StepCosts
+from abyssal.scheduler.costs import CostCurve, StepCosts, rising
 
 
 def logit(p):
@@ -85,7 +85,13 @@ def test_cost_between_and_beyond_points():
     curve = CostCurve([(8, 2.0), (1, 1.0), (4, 1.0)])
     assert [curve.seconds(n) for n in (1, 2, 4, 6, 8, 12)] == pytest.approx([1, 1, 1, 1.5, 2, 3])
     assert CostCurve([(2, 1.0)]).seconds(6) == pytest.approx(3.0)
-    assert CostCurve([(1, 2.0), (2, 1.0)]).seconds(2) == 2.0  # noise does not make larger steps cheaper
+    assert CostCurve([(1, 2.0), (2, 1.0)]).seconds(2) == 1.5  # noise does not make larger steps cheaper
+
+
+def test_the_nearest_rising_sequence():
+    assert rising([1.0, 3.0, 2.0, 2.0, 5.0, 4.0]) == pytest.approx([1, 7 / 3, 7 / 3, 7 / 3, 4.5, 4.5])
+    assert rising([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
+    assert rising([]) == []
 
 
 def test_costs_follow_what_is_observed():

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from abyssal.core.request import FinishReason, RequestStatus, RowSchedule
 from abyssal.scheduler.acceptance import Acceptance
+from abyssal.scheduler.auto_speculation import AutoSpeculation
 from abyssal.scheduler.costs import StepCosts
-from abyssal.scheduler.speculation import AutoSpeculation, Speculation
+from abyssal.scheduler.speculation import Speculation
 
 EOS, STOP_ID = 7, 11
 STOPPED_OUTSIDE = "outside"
@@ -126,7 +127,7 @@ def alone(request, tokens):
 
 def with_drafts():
     costs, acceptance = StepCosts([(1, 1e-3), (100, 5e-3)], [(1, 1e-4)], 1e-5), Acceptance((1.0,) * 5)
-    return Speculation(AutoSpeculation(costs, acceptance), acceptance, costs)
+    return Speculation(AutoSpeculation(costs, acceptance, window=16), acceptance, costs)
 
 
 @pytest.mark.slow

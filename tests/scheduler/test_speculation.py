@@ -7,8 +7,9 @@ import random
 import pytest
 
 from abyssal.scheduler.acceptance import Acceptance, survivals
+from abyssal.scheduler.auto_speculation import AutoSpeculation, _State
 from abyssal.scheduler.costs import StepCosts
-from abyssal.scheduler.speculation import AutoSpeculation, FixedSpeculation, Proposal, best_total, split_rows
+from abyssal.scheduler.speculation import FixedSpeculation, Proposal, best_total, split_rows
 
 
 class Table:
@@ -89,6 +90,13 @@ COSTS = Table([math.inf, 1 / 1, 1 / 0.5, 1 / 0.45])
 CONFIDENCE = {"A": logits(0.8, 0.9), "B": logits(0.8, 0.0)}
 
 
+def drafting(costs, acceptance, rule_of=AutoSpeculation):
+    """A rule that has found that drafting pays."""
+    rule = rule_of(costs, acceptance, window=16)
+    rule._state = _State.DRAFTING
+    return rule
+
+
 class LooksAtTheDrafts(AutoSpeculation):
     """The mutation: the total is chosen by the drafts that it decides on."""
 
@@ -100,7 +108,7 @@ def share_of_a(rule_of, earlier):
     """Probability that the first token is A, with acceptance by rejection."""
     share = 0.0
     for draft, probability in DRAFTER.items():
-        (length,) = rule_of(COSTS, Acceptance((1.0, 1.0))).lengths([Proposal(CONFIDENCE[draft], earlier, 2)], 0, 2)
+        (length,) = drafting(COSTS, Acceptance((1.0, 1.0)), rule_of).lengths([Proposal(CONFIDENCE[draft], earlier, 2)], 0, 2)
         if length == 0:
             share += probability * TARGET["A"]
             continue
@@ -127,11 +135,11 @@ def test_whether_a_draft_is_verified_does_not_depend_on_it():
         earlier = [logits(*(rng.random() for _ in range(5))) for _ in range(3)]
         costs = Table(jagged_table(rng, "steps", 20))
         proposals = [Proposal(c, e, 5) for c, e in zip(current, earlier, strict=True)]
-        before = AutoSpeculation(costs, Acceptance((1.0,) * 5)).lengths(proposals, 0, 15)
+        before = drafting(costs, Acceptance((1.0,) * 5)).lengths(proposals, 0, 15)
         i, place = rng.randrange(3), rng.randrange(5)
         changed = current[i][: place + 1] + logits(*(rng.choice((0.0, 0.5, 1.0)) for _ in range(4 - place)))
         proposals[i] = Proposal(changed, earlier[i], 5)
-        after = AutoSpeculation(costs, Acceptance((1.0,) * 5)).lengths(proposals, 0, 15)
+        after = drafting(costs, Acceptance((1.0,) * 5)).lengths(proposals, 0, 15)
         assert (before[i] > place) == (after[i] > place)
 
 
@@ -150,15 +158,15 @@ def step_costs(per_row, *, base=1.0, drafting=0.1):
 
 def test_free_rows_are_all_used_and_dear_ones_not_at_all():
     confident = [Proposal(logits(*(0.9,) * 5), logits(*(0.9,) * 5), 5)] * 8
-    assert AutoSpeculation(step_costs(0.0), Acceptance((1.0,) * 5)).lengths(confident, 0, 100) == [5] * 8
-    assert AutoSpeculation(step_costs(10.0, base=0.0), Acceptance((1.0,) * 5)).lengths(confident, 0, 100) == [0] * 8
+    assert drafting(step_costs(0.0), Acceptance((1.0,) * 5)).lengths(confident, 0, 100) == [5] * 8
+    assert drafting(step_costs(10.0, base=0.0), Acceptance((1.0,) * 5)).lengths(confident, 0, 100) == [0] * 8
 
 
 def test_fewer_drafts_for_each_the_more_requests_there_are():
     """A step that costs as much as 20 rows more, whatever else is in it: many requests fill it by themselves."""
     shares = []
     for num_requests in (1, 4, 16, 64, 256):
-        rule = AutoSpeculation(step_costs(0.05), Acceptance((1.0,) * 5))
+        rule = drafting(step_costs(0.05), Acceptance((1.0,) * 5))
         proposals = [Proposal(logits(*(0.7,) * 5), logits(*(0.7,) * 5), 5)] * num_requests
         shares.append(sum(rule.lengths(proposals, 0, 10_000)) / num_requests)
     assert shares == sorted(shares, reverse=True)
@@ -167,49 +175,107 @@ def test_fewer_drafts_for_each_the_more_requests_there_are():
 
 
 def test_prompt_rows_come_before_drafts():
-    rule = AutoSpeculation(step_costs(0.001), Acceptance((1.0,) * 5))
+    rule = drafting(step_costs(0.001), Acceptance((1.0,) * 5))
     proposals = [Proposal(logits(*(0.9,) * 5), logits(*(0.9,) * 5), 5)] * 4
     assert rule.lengths(proposals, 100, 100) == [0] * 4
     assert sum(rule.lengths(proposals, 90, 100)) == 10
 
 
-def test_nothing_is_drafted_where_it_does_not_pay_but_now_and_then():
-    costs = step_costs(1.0, base=0.0, drafting=3.0)
-    rule = AutoSpeculation(costs, Acceptance((1.0,) * 5))
-    spent = saved = probes = 0.0
-    for _ in range(20_000):
-        wanted = rule.wanted([5] * 8, 0, 100)
-        drafting = sum(count > 0 for count in wanted)
-        assert drafting <= 1
-        saved += costs.seconds(8, 8)
-        if drafting:
-            probes += 1
-            proposals = [Proposal(logits(*(0.1,) * 5), (), 5) for count in wanted if count]
-            assert rule.lengths(proposals, 0, 100) == [1]
-            spent += 3.0 + costs.seconds(9, 9) - costs.seconds(8, 8)
-    assert probes > 20
-    assert spent / saved < 0.0101
+class Drafter:
+    """Runs a rule over steps of a fixed number of requests; each draft is accepted with the same probability."""
+
+    def __init__(self, costs, share, num_requests, seed=0):
+        self.costs, self.share, self.num_requests = costs, share, num_requests
+        self.random = random.Random(seed)
+        self.acceptance = Acceptance((1.0,) * 5)
+        self.rule = AutoSpeculation(costs, self.acceptance, window=16)
+        self.drafts = [()] * num_requests
+        self.seconds = self.tokens = self.num_watched = self.num_steps = 0
+
+    def step(self):
+        proposals = [Proposal(own, (), len(own)) for own in self.drafts]
+        lengths = self.rule.lengths(proposals, 0, 1000)
+        wanted = self.rule.wanted([5] * self.num_requests, 0, 1000)
+        tokens = 0
+        for own, length in zip(self.drafts, lengths, strict=True):
+            accepted = 0
+            while accepted < length and self.random.random() < self.share:
+                accepted += 1
+            self.acceptance.record_verified(own, length, accepted)
+            tokens += 1 + accepted
+        num_drafting = sum(count > 0 for count in wanted)
+        self.seconds += self.costs.seconds(self.num_requests + sum(lengths), tokens)
+        self.seconds += self.costs.drafting_seconds(num_drafting)
+        self.tokens += tokens
+        self.num_watched += self.rule.observes
+        self.num_steps += 1
+        self.drafts = [logits(*(0.8,) * count) for count in wanted]
+        return num_drafting
+
+    def speed(self, num_steps):
+        """Tokens a second over the next steps, against those without drafts."""
+        begun = (self.seconds, self.tokens)
+        for _ in range(num_steps):
+            self.step()
+        alone = self.num_requests / self.costs.seconds(self.num_requests, self.num_requests)
+        return (self.tokens - begun[1]) / (self.seconds - begun[0]) / alone
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 16, 200])
+def test_a_bad_drafter_costs_next_to_nothing(num_requests):
+    drafter = Drafter(step_costs(0.05, drafting=0.5), 0.0, num_requests)
+    drafter.speed(60)
+    assert drafter.speed(20_000) > 0.99
+    assert drafter.num_watched < 0.25 * drafter.num_steps
+    assert drafter.acceptance.num_judged > 100  # it is tried again and again
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+def test_a_good_drafter_is_used(num_requests):
+    drafter = Drafter(step_costs(0.02, drafting=0.2), 0.8, num_requests)
+    drafter.speed(20)
+    assert drafter.speed(500) > 1.5
+    assert drafter.num_watched == drafter.num_steps
+
+
+def test_a_drafter_that_becomes_good_is_noticed_and_one_that_becomes_bad_is_left():
+    drafter = Drafter(step_costs(0.02, drafting=0.2), 0.0, 2)
+    drafter.speed(5_000)
+    drafter.share = 0.9
+    drafter.speed(5_000)
+    assert drafter.speed(200) > 1.5
+    drafter.share = 0.0
+    drafter.speed(100)
+    assert drafter.speed(5_000) > 0.98
+
+
+def test_no_drafts_where_the_batch_is_full_but_at_once_when_it_empties():
+    drafter = Drafter(step_costs(0.1, drafting=0.2), 0.8, 2)
+    drafter.speed(50)
+    assert drafter.step() == 2
+    drafter.num_requests, drafter.drafts = 400, [()] * 400
+    drafter.speed(30)
+    assert drafter.step() == 0
+    drafter.num_requests, drafter.drafts = 2, [()] * 2
+    drafter.speed(16 + 8 + 1)
+    assert drafter.step() == 2
+
+
+def test_long_prompts_beside_them_stop_drafts_but_not_watching():
+    drafter = Drafter(step_costs(0.05, drafting=0.2), 0.8, 2)
+    drafter.speed(50)
+    assert drafter.rule.wanted([5, 5], 998, 998) == [0, 0]
+    assert drafter.rule.observes
+    assert drafter.rule.wanted([5, 5], 0, 998) == [5, 5]
 
 
 def test_probes_take_turns():
-    rule = AutoSpeculation(step_costs(1.0, base=0.0), Acceptance((1.0,) * 5))
+    drafter = Drafter(step_costs(1.0, base=0.0), 0.0, 12)
     probed = set()
-    for _ in range(2_000):
-        wanted = rule.wanted([5, 0, 5, 5], 0, 100)
-        probed |= {i for i, count in enumerate(wanted) if count}
-    assert probed == {0, 2, 3}
-
-
-def test_drafting_begins_when_it_pays_again():
-    acceptance = Acceptance((1.0,) * 5)
-    rule = AutoSpeculation(step_costs(0.0, drafting=0.3), acceptance)
-    assert rule.wanted([5], 0, 100) == [5]
-    for _ in range(200):
-        acceptance.record_verified(logits(*(0.9,) * 5), 5, 0)
-    assert rule.wanted([5], 0, 100) == [0]
-    for _ in range(200):
-        acceptance.record_verified(logits(*(0.9,) * 5), 5, 5)
-    assert rule.wanted([5], 0, 100) == [5]
+    for _ in range(5_000):
+        drafter.step()
+        probed |= {i for i, own in enumerate(drafter.drafts) if own}
+    assert probed == set(range(12))
 
 
 def test_fixed_numbers_take_what_room_there_is():

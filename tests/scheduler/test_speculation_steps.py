@@ -4,8 +4,9 @@ import pytest
 
 from abyssal.core.request import FinishReason, RequestStatus, RowSchedule
 from abyssal.scheduler.acceptance import Acceptance
+from abyssal.scheduler.auto_speculation import AutoSpeculation
 from abyssal.scheduler.costs import StepCosts
-from abyssal.scheduler.speculation import AutoSpeculation, FixedSpeculation, Speculation
+from abyssal.scheduler.speculation import FixedSpeculation, Speculation
 
 
 def fixed(count):
@@ -14,7 +15,7 @@ def fixed(count):
 
 def automatic():
     costs, acceptance = StepCosts([(1, 1e-3), (100, 5e-3)], [(1, 1e-4)], 1e-5), Acceptance((1.0,) * 5)
-    return Speculation(AutoSpeculation(costs, acceptance), acceptance, costs)
+    return Speculation(AutoSpeculation(costs, acceptance, window=16), acceptance, costs)
 
 
 SPECULATIONS = {"fixed 1": lambda: fixed(1), "fixed 5": lambda: fixed(5), "auto": automatic}

@@ -7,7 +7,8 @@ import pytest
 
 from abyssal.structured.grammar import GrammarError
 from abyssal.structured.mask import allocate, allowed_ids
-from abyssal.structured.matcher import Matcher, Phase, fill_many
+from abyssal.structured.matcher import Matcher, fill_many
+from abyssal.structured.rules import Phase
 
 SCHEMA = {
     "type": "object",

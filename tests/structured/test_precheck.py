@@ -1,10 +1,12 @@
 """What would not be enforced is refused, with keyword and path."""
 
 import json
+import random
 
 import pytest
 
 from abyssal.core.errors import InvalidRequest
+from abyssal.structured.dialect import ANNOTATIONS, LATEST
 from abyssal.structured.document import SchemaError
 from abyssal.structured.precheck import check_schema
 from abyssal.structured.spec import StructuredOutput
@@ -164,6 +166,7 @@ def test_oneof_of_references_with_a_tag_is_proved(kit) -> None:
         ({"type": "integer"}, {"type": "string"}),
         ({"type": ["integer", "null"]}, {"type": ["string", "boolean"]}),
         ({"const": 1}, {"const": True}),
+        ({"const": [1]}, {"const": [True]}),
         ({"enum": [1, "a"]}, {"enum": [2, "b"]}),
         ({"type": "number", "maximum": 1}, {"type": "number", "minimum": 2}),
         ({"type": "string", "maxLength": 1}, {"type": "string", "minLength": 2}),
@@ -208,3 +211,25 @@ def test_branches_with_a_common_value_are_not_called_disjoint(corpus, a: dict, b
     assert corpus.is_valid(b, json.dumps(common))
     with pytest.raises(SchemaError, match="may hold together"):
         check_schema({"oneOf": [a, b]})
+
+
+def malformed(rng: random.Random, depth: int = 0) -> object:
+    """JSON that uses the names of keywords, with values of any kind in their places."""
+    kind = rng.randrange(8 if depth < 4 else 5)
+    if kind < 5:
+        return rng.choice([None, True, False, 0, -1, 1.5, 1e400, "", "a", "#", "string", "#/$defs/a", "(", [], {}])
+    if kind == 5:
+        return [malformed(rng, depth + 1) for _ in range(rng.randrange(3))]
+    keywords = sorted(LATEST.keywords | ANNOTATIONS)
+    return {rng.choice([*keywords, "a"]): malformed(rng, depth + 1) for _ in range(rng.randrange(1, 4))}
+
+
+def test_any_json_is_either_checked_or_refused(kit) -> None:
+    rng, outcomes = random.Random(0), set()
+    for _ in range(6000):
+        schema = malformed(rng)
+        try:
+            outcomes.add(json.dumps(check_schema(schema).schema, allow_nan=False)[:1])
+        except SchemaError as error:
+            outcomes.add(error.path[:1])
+    assert outcomes == {"{", "$"}

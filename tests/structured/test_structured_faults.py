@@ -10,7 +10,8 @@ import pytest
 
 from abyssal.core.errors import InvalidRequest
 from abyssal.structured.mask import allocate, allowed_ids, apply_mask
-from abyssal.structured.matcher import Phase, fill_many
+from abyssal.structured.matcher import fill_many
+from abyssal.structured.rules import Phase
 from abyssal.structured.spec import StructuredOutput
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}

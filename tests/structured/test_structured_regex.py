@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import warnings
 
 import pytest
 
@@ -45,7 +46,9 @@ PATTERNS = [
 @pytest.mark.parametrize(("pattern", "ecma"), PATTERNS, ids=[p for p, _ in PATTERNS])
 def test_matches_are_matches_for_every_reader(kit, pattern: str, ecma: str) -> None:
     template = kit.matcher(json={"type": "string", "pattern": pattern})
-    python = re.compile(pattern.replace("?<n>", "?P<n>"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # Python may read [[ and && in another way some day
+        python = re.compile(pattern.replace("?<n>", "?P<n>"))
     matched = missed = 0
     for text in TEXTS:
         ids = kit.byte_ids(json.dumps(text, ensure_ascii=False))

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from abyssal.core.errors import InvalidRequest
 from abyssal.core.sampling_params import SamplingParams
-from abyssal.structured.matcher import Phase
+from abyssal.structured.rules import Phase
 from abyssal.structured.spec import StructuredOutput
 from abyssal.text.chat import ChatTemplate
 from abyssal.text.tokenizer import Tokenizer

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ...core.batch import DraftBatch, ForwardBatch
 from ...ops.norm_rope import RotaryRows
 from .norm_rope import rotate_tail
 
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
 GATHERED_ELEMENTS = 1 << 23
 """Gathered key elements held at a time."""
+
+
+def attend_keys(q: torch.Tensor, keys: torch.Tensor, valid: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """Softmax attention of each row to its own keys: q [T, H, D], keys [T, N, D], valid [T, N], sink [H] -> [T, H, D]."""
+    # absent keys may hold anything, also NaN, and must not reach the products
+    keys = keys.masked_fill(~valid.unsqueeze(-1), 0.0)
+    scores = torch.einsum("thd,tnd->thn", q, keys) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)
+    peak = torch.maximum(scores.amax(-1, keepdim=True), sink.view(1, -1, 1))
+    weights = torch.exp(scores - peak)
+    total = weights.sum(-1, keepdim=True) + torch.exp(sink.view(1, -1, 1) - peak)
+    return torch.einsum("thn,tnd->thd", weights, keys) / total
 
 
 def sparse_attention(
@@ -22,6 +38,7 @@ def sparse_attention(
     batch: ForwardBatch,
     window: int,
     rotary: RotaryRows,
+    attend: Attend = attend_keys,
 ) -> torch.Tensor:
     num_rows, _, width = q.shape
     out = torch.empty_like(q)
@@ -34,7 +51,7 @@ def sparse_attention(
             chosen = selected[rows].long()
             keys = torch.cat((keys, entries[chosen.clamp_min(0)]), 1)
             valid = torch.cat((valid, chosen >= 0), 1)
-        out[rows] = _attend(q[rows], keys, valid, sink)
+        out[rows] = attend(q[rows], keys, valid, sink)
     positions = batch.positions.long()
     return rotate_tail(out, rotary.cos[positions], -rotary.sin[positions])
 
@@ -47,6 +64,7 @@ def block_attention(
     batch: DraftBatch,
     window: int,
     rotary: RotaryRows,
+    attend: Attend = attend_keys,
 ) -> torch.Tensor:
     num_blocks, rows = len(batch.block_start), ring.shape[1]
     block_rows = len(q) // max(num_blocks, 1)
@@ -56,7 +74,7 @@ def block_attention(
     valid = torch.cat((before >= 0, torch.ones(num_blocks, block_rows, dtype=torch.bool)), 1)
     # one key set serves the whole block, so its rows are laid out as further heads
     queries = q.reshape(num_blocks, -1, q.shape[2])
-    out = _attend(queries, keys, valid, sink.repeat(block_rows)).view_as(q)
+    out = attend(queries, keys, valid, sink.repeat(block_rows)).view_as(q)
     positions = batch.positions.long()
     return rotate_tail(out, rotary.cos[positions], -rotary.sin[positions])
 
@@ -76,14 +94,3 @@ def _window_keys(
     earlier = batch.state_slot[request].long().unsqueeze(1) * slots + wanted.clamp_min(0) % slots
     keys = torch.where(is_here.unsqueeze(-1), kv[source.clamp_min(0)], ring.flatten(0, 1)[earlier])
     return keys, wanted >= first
-
-
-def _attend(q: torch.Tensor, keys: torch.Tensor, valid: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-    # absent keys may hold anything, also NaN, and must not reach the products
-    keys = keys.masked_fill(~valid.unsqueeze(-1), 0.0)
-    scores = torch.einsum("thd,tnd->thn", q, keys) * q.shape[-1] ** -0.5
-    scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)
-    peak = torch.maximum(scores.amax(-1, keepdim=True), sink.view(1, -1, 1))
-    weights = torch.exp(scores - peak)
-    total = weights.sum(-1, keepdim=True) + torch.exp(sink.view(1, -1, 1) - peak)
-    return torch.einsum("thn,tnd->thd", weights, keys) / total

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ...core.batch import ForwardBatch
 from ...ops.indexer import Selection, SelectionRule
 
+Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
 SCORE_ELEMENTS = 1 << 22
 """Scores held at a time; bounds the scratch of a long prompt."""
+
+
+def score_keys(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """sum_h weights[t, h] relu(q[t, h] . keys[n]): q [T, H, D], weights [T, H], keys [N, D] -> [T, N]."""
+    return torch.einsum("thn,th->tn", torch.einsum("thd,nd->thn", q, keys).relu_(), weights)
 
 
 def select_entries(
@@ -18,6 +27,7 @@ def select_entries(
     batch: ForwardBatch,
     rule: SelectionRule,
     candidates: torch.Tensor | None,
+    score_of: Score = score_keys,
 ) -> Selection:
     num_rows = q.shape[0]
     most = batch.max_context // rule.ratio
@@ -36,8 +46,7 @@ def select_entries(
         step = max(1, SCORE_ELEMENTS // (len(flat) * q.shape[1]))
         for begin in range(starts[r], starts[r + 1], step):
             rows = slice(begin, min(begin + step, starts[r + 1]))
-            scores = torch.einsum("thd,nd->thn", q[rows], keys[flat]).relu_()
-            score = torch.einsum("thn,th->tn", scores, weights[rows])
+            score = score_of(q[rows], weights[rows], keys[flat])
             visible = ((batch.positions[rows] + 1) // rule.ratio).unsqueeze(1)
             score = score.masked_fill(torch.arange(len(flat)) >= visible, -torch.inf)
             if candidates is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from .quantize import round_fp8
 
 Expert = tuple[LinearWeight, LinearWeight]
 """w1 over w3, and w2."""
+RunExpert = Callable[[torch.Tensor, torch.Tensor | None, Expert, float, bool], torch.Tensor]
 
 
 def _prepare(expert: StoredExpert, held_as: HeldAs) -> Expert:
@@ -34,8 +35,23 @@ def route(
     return ids.to(torch.int32), scale * picked / (picked.sum(-1, keepdim=True) + 1e-20)
 
 
+def run_expert(x: torch.Tensor, weight: torch.Tensor | None, expert: Expert, limit: float, rounded: bool) -> torch.Tensor:
+    """One expert on rows x [T, C], weighed by weight [T, 1] or not at all."""
+    gate, up = linear(x, expert[0]).chunk(2, -1)
+    t = F.silu(gate.clamp_max(limit)) * up.clamp(-limit, limit)
+    if weight is not None:
+        t = t * weight
+    return linear(round_fp8(t) if rounded else t, expert[1])
+
+
 def experts(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: ExpertWeights, limit: float, rounded: bool
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: ExpertWeights,
+    limit: float,
+    rounded: bool,
+    run: RunExpert = run_expert,
 ) -> torch.Tensor:
     x = round_fp8(x) if rounded else x
     top_k = ids.shape[1]
@@ -43,17 +59,9 @@ def experts(
     flat = ids.flatten()
     for e in flat.unique().tolist():
         pair = (flat == e).nonzero().squeeze(1)
-        parts[pair] = _expert(x[pair // top_k], weights.flatten()[pair, None], experts.handle[e], limit, rounded)
-    shared = _expert(x, None, experts.handle[experts.num_routed], limit, rounded)
+        parts[pair] = run(x[pair // top_k], weights.flatten()[pair, None], experts.handle[e], limit, rounded)
+    shared = run(x, None, experts.handle[experts.num_routed], limit, rounded)
     total = torch.zeros_like(x)
     for slot in range(top_k):
         total += parts[slot::top_k]
     return total + shared
-
-
-def _expert(x: torch.Tensor, weight: torch.Tensor | None, expert: Expert, limit: float, rounded: bool) -> torch.Tensor:
-    gate, up = linear(x, expert[0]).chunk(2, -1)
-    t = F.silu(gate.clamp_max(limit)) * up.clamp(-limit, limit)
-    if weight is not None:
-        t = t * weight
-    return linear(round_fp8(t) if rounded else t, expert[1])

@@ -90,7 +90,7 @@ def _mass(z: Doubles) -> npt.NDArray[np.int64]:
 
 def best_first(values: Floats, ids: Ids, count: int) -> Ids:
     """The first `count` of `ids` (ascending) by descending value, lowest id first on ties."""
-    if count < len(ids):
+    if 0 < count < len(ids):
         kth = np.partition(values[ids], len(ids) - count)[len(ids) - count]
         ids = ids[values[ids] >= kth]
     return ids[np.argsort(-values[ids], kind="stable")][:count]
@@ -139,6 +139,9 @@ def rank_tokens(
     columns = (rows, temperature, ids)
     for i, (row, own_temperature, token_id) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         values = logits[row].numpy()
+        if not -np.inf < values.max() < np.inf:
+            chosen[i], ranks[i], top_ids[i], top[i] = math.nan, 0, -1, math.nan
+            continue
         scaled = values.astype(np.float64) / own_temperature
         peak = scaled.max()
         total = peak + math.log(float(np.exp(scaled - peak).sum()))

@@ -8,7 +8,20 @@ from typing import Any, Literal
 
 from ...core.errors import UnsupportedOnBackend
 from ...ops.registry import OpTable, build_table
-from . import attention, compressor, engram, hyper_connection, indexer, linear, moe, native, norm_rope, quantize, sampling
+from . import (
+    attention,
+    compressor,
+    engram,
+    hyper_connection,
+    indexer,
+    linear,
+    moe,
+    native,
+    norm_rope,
+    quantize,
+    sampling,
+    tiles,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +54,9 @@ REFERENCE: dict[str, Callable[..., Any]] = {
 }
 
 
-def torch_table() -> OpTable:
-    """Plain torch for every op."""
-    return build_table("cpu (torch)", REFERENCE)
+def torch_table(*, invariant: bool = False) -> OpTable:
+    """Plain torch for every op; `invariant` as in `cpu_table`."""
+    return build_table("cpu (torch)", REFERENCE | tiles.tiled_entries() if invariant else REFERENCE)
 
 
 def choose_backend(wanted: Literal["auto", "native", "torch"]) -> Literal["native", "torch"]:
@@ -60,9 +73,13 @@ def choose_backend(wanted: Literal["auto", "native", "torch"]) -> Literal["nativ
     return "torch"
 
 
-def cpu_table(backend: Literal["auto", "native", "torch"], num_threads: int) -> OpTable:
-    """The table for this processor; see `choose_backend`."""
+def cpu_table(backend: Literal["auto", "native", "torch"], num_threads: int, *, invariant: bool = True) -> OpTable:
+    """The table for this processor; see `choose_backend`.
+
+    Args:
+        invariant: a row's bits do not depend on the rows around it. Costs nothing with native kernels, which are so anyhow.
+    """
     library = native.load() if choose_backend(backend) == "native" else None
     if library is None:
-        return torch_table()
+        return torch_table(invariant=invariant)
     return build_table("cpu (native)", REFERENCE | native.entries(library, num_threads))

@@ -31,6 +31,7 @@ class TileShape:
         per_processor: blocks that run on a processor at once.
         step_clocks: what a step of 128 columns takes at least, whatever its size.
         one_width: every tile has the same width.
+        takes_other: rows after the sorted ones may take an FP8 matrix.
     """
 
     library: str
@@ -40,6 +41,7 @@ class TileShape:
     per_processor: int = 1
     step_clocks: int = 500
     one_width: bool = False
+    takes_other: bool = False
 
     def width_for(self, tokens: int) -> int:
         """The narrowest width that holds `tokens`, or the widest."""
@@ -49,8 +51,8 @@ class TileShape:
 _FEW_WIDTHS = (8, 16, 32, 64)
 SHAPES: dict[PackedFormat, tuple[TileShape, ...]] = {
     "fp4": (
-        TileShape("gemm_fp4", 0, 4, (8, 16, 32)),
-        TileShape("gemm_fp4", 1, 8, (8, 16, 24, 32, 48, 64)),
+        TileShape("gemm_fp4", 0, 4, (8, 16, 32), takes_other=True),
+        TileShape("gemm_fp4", 1, 8, (8, 16, 24, 32, 48, 64), takes_other=True),
         TileShape("gemm_fp4_large", 2, 4, (32, 64, 72, 80, 96, 104, 112, 120, 128, 136, 144)),
     ),
     "fp8": (
@@ -67,6 +69,7 @@ SHAPES: dict[PackedFormat, tuple[TileShape, ...]] = {
 
 _BYTES_PER_CLOCK = 40
 """What a processor draws from the second-level cache."""
+_STEP_OVERHEAD = 150
 _TOKEN_BLOCK = 8
 
 
@@ -74,8 +77,9 @@ class GemmCall(ctypes.Structure):
     """Mirrors `GemmCall` in csrc/gemm.cuh, where the fields are described."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "x", "out", "tiles", "num_tiles", "row_weight")),
-        *((name, ctypes.c_int) for name in ("max_tiles", "x_rows", "x_groups", "columns", "groups", "chunk_rows", "steps")),
+        *((name, ctypes.c_void_p) for name in ("weight", "x", "out", "tiles", "num_tiles", "row_weight", "other_weight")),
+        *((name, ctypes.c_int) for name in ("other_first", "other_rows", "other_tokens", "max_tiles", "x_rows", "x_groups")),
+        *((name, ctypes.c_int) for name in ("columns", "groups", "chunk_rows", "steps")),
         *((name, ctypes.c_int) for name in ("out_rows", "out_stride", "tile_tokens", "token_block", "parts")),
         *((name, ctypes.c_int) for name in ("epilogue", "rounded", "shape")),
         ("limit", ctypes.c_float),
@@ -90,12 +94,14 @@ class Tiles:
         entries: int32 [most, 4]: group, first row, rows, 0.
         count: int32 [1].
         tokens: most rows of a tile.
+        num_rows: how many rows are sorted; more may follow.
     """
 
     entries: torch.Tensor
     count: torch.Tensor
     tokens: int
     shape: TileShape
+    num_rows: int
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def _clocks(format: PackedFormat, chunk_rows: int, groups: int, rows: int, shape
     tiles = groups * -(-chunk_rows // shape.chunks) * -(-rows // width)
     multiply_clocks = shape.chunks * 8 * max(13, width / 2)
     feed_clocks = (shape.chunks * CHUNK_BYTES[format] + 2 * CHUNK_COLUMNS * width) / _BYTES_PER_CLOCK
-    throughput = -(-tiles // PROCESSORS) * max(multiply_clocks, feed_clocks)
+    throughput = -(-tiles // PROCESSORS) * (max(multiply_clocks, feed_clocks) + (0 if shape.one_width else _STEP_OVERHEAD))
     latency = -(-tiles // (PROCESSORS * shape.per_processor)) * (shape.step_clocks + multiply_clocks / 2)
     return max(throughput, latency)
 
@@ -139,6 +145,7 @@ def multiply(
     parts: int = 1,
     tiles: Tiles | None = None,
     swiglu: SwiGlu | None = None,
+    other: PackedMatrix | None = None,
 ) -> None:
     """out = x times weight transposed, by the epilogue. An output is the same chain of products whatever the other rows are.
 
@@ -146,6 +153,7 @@ def multiply(
         x: bf16 [T, x_groups * in_features], contiguous.
         out: written; bf16 [T, N], or float32 [parts, T, N].
         groups: without `tiles`, the rows of the matrix fall into so many groups, and group g takes part g of each row of x.
+        other: an FP8 matrix of the same size for the rows of x after the sorted ones, where the tile shape `takes_other`.
         parts: float32 only: the input in this many parts, each with its own sum.
     """
     num_groups, chunk_rows, steps, _ = weight.chunks.shape
@@ -164,6 +172,10 @@ def multiply(
         tiles=tiles.entries.data_ptr() if tiles else None,
         num_tiles=tiles.count.data_ptr() if tiles else None,
         row_weight=swiglu.row_weight.data_ptr() if swiglu and swiglu.row_weight is not None else None,
+        other_weight=other.chunks.data_ptr() if other else None,
+        other_first=tiles.num_rows if tiles else 0,
+        other_rows=len(x) - tiles.num_rows if tiles else 0,
+        other_tokens=shape.widths[-1],
         max_tiles=len(tiles.entries) if tiles else 0,
         x_rows=x.shape[0],
         x_groups=x_groups,

@@ -25,7 +25,7 @@ GATE_PARTS = 8
 """The gate has few rows: its input is cut so that enough processors take part. Fixed, as it decides the order of sums."""
 
 _SMALL, _WIDE, _LARGE = SHAPES["fp4"]
-_LARGE_MEAN = 40
+_LARGE_MEAN = 48
 _SORT_BLOCK = 1024
 _WIDE_TILES = 5 * PROCESSORS
 
@@ -102,25 +102,29 @@ def experts(
         return out
     pairs = tokens * top_k
     position, row_weight, tiles = _sort(ids, weights, experts.num_routed, packed.up.chunks.shape[1])
-    rows = torch.empty(pairs, x.shape[1], dtype=torch.bfloat16, device=x.device)
-    kept = torch.empty_like(x) if rounded else x
-    pointers = (rows.data_ptr(), kept.data_ptr() if rounded else None)
-    library("moe").call("gather_rows", x.data_ptr(), position.data_ptr(), tokens, x.shape[1], top_k, rounded, *pointers)
-    routed = _feed_forward(rows, packed.up, packed.down, SwiGlu(limit, rounded, row_weight), tiles)
-    shared = _feed_forward(kept, packed.shared_up, packed.shared_down, SwiGlu(limit, rounded), None)
-    library("moe").call(
-        "combine_rows", routed.data_ptr(), position.data_ptr(), shared.data_ptr(), tokens, x.shape[1], top_k, out.data_ptr()
-    )
+    # rows of the pairs by expert, then those of the tokens for the shared expert
+    rows = torch.empty(pairs + tokens, x.shape[1], dtype=torch.bfloat16, device=x.device)
+    targets = (rows.data_ptr(), rows[pairs:].data_ptr())
+    library("moe").call("gather_rows", x.data_ptr(), position.data_ptr(), tokens, x.shape[1], top_k, rounded, *targets)
+    parts = _feed_forward(rows, packed, SwiGlu(limit, rounded, row_weight), tiles)
+    sources = (parts.data_ptr(), position.data_ptr(), parts[pairs:].data_ptr())
+    library("moe").call("combine_rows", *sources, tokens, x.shape[1], top_k, out.data_ptr())
     return out
 
 
-def _feed_forward(
-    x: torch.Tensor, up: PackedMatrix, down: PackedMatrix, swiglu: SwiGlu, tiles: Tiles | None
-) -> torch.Tensor:
-    middle = torch.empty(len(x), up.out_features, dtype=torch.bfloat16, device=x.device)
-    multiply(up, x, middle, "swiglu", tiles=tiles, swiglu=swiglu)
+def _feed_forward(x: torch.Tensor, experts: PackedExperts, swiglu: SwiGlu, tiles: Tiles) -> torch.Tensor:
+    """The experts of sorted rows, and the shared one of the rows after them."""
+    middle = torch.empty(len(x), experts.up.out_features, dtype=torch.bfloat16, device=x.device)
     out = torch.empty_like(x)
-    multiply(down, middle, out, "bf16", tiles=tiles)
+    if tiles.shape.takes_other and experts.shared_up.format == "fp8":
+        multiply(experts.up, x, middle, "swiglu", tiles=tiles, swiglu=swiglu, other=experts.shared_up)
+        multiply(experts.down, middle, out, "bf16", tiles=tiles, other=experts.shared_down)
+        return out
+    sorted_rows, shared_rows = slice(0, tiles.num_rows), slice(tiles.num_rows, None)
+    multiply(experts.up, x[sorted_rows], middle, "swiglu", tiles=tiles, swiglu=swiglu)
+    multiply(experts.down, middle[sorted_rows], out, "bf16", tiles=tiles)
+    multiply(experts.shared_up, x[shared_rows], middle[shared_rows], "swiglu", swiglu=SwiGlu(swiglu.limit, swiglu.rounded))
+    multiply(experts.shared_down, middle[shared_rows], out[shared_rows], "bf16")
     return out
 
 
@@ -134,12 +138,8 @@ def _sort(
     position = torch.empty(pairs, dtype=torch.int32, device=device)
     row_weight = torch.empty(pairs, device=device)
     totals = torch.empty(-(-pairs // _SORT_BLOCK), num_experts, dtype=torch.int32, device=device)
-    tiles = Tiles(
-        torch.empty(most, 4, dtype=torch.int32, device=device),
-        torch.empty(1, dtype=torch.int32, device=device),
-        tokens,
-        shape,
-    )
+    entries = torch.empty(most, 4, dtype=torch.int32, device=device)
+    tiles = Tiles(entries, torch.empty(1, dtype=torch.int32, device=device), tokens, shape, pairs)
     library("moe").call(
         "sort_pairs",
         ids.contiguous().data_ptr(),

@@ -27,14 +27,6 @@ from .matrices import PANEL, MatrixArray
 SIGNATURES: dict[str, tuple[Any, ...]] = {"abyssal_set_num_threads": (ctypes.c_int64,)}
 """Argument types of the functions that take plain arguments; they return nothing."""
 
-
-def declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes the types of those functions."""
-    for name, types in SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-
-
 Call = tuple[Callable[[bytes], None], Callable[..., bytes]]
 """A native function and what packs its arguments."""
 

@@ -64,7 +64,7 @@ struct Factors {
 #pragma unroll
     for (int i = 0; i < (N + 127) / 128; i++) {
       const int token = thread + 128 * i;
-      value[i] = call.row_weight && token < tile.tokens ? call.row_weight[tile.first + token] : 1.0f;
+      value[i] = call.row_weight && !tile.other && token < tile.tokens ? call.row_weight[tile.first + token] : 1.0f;
     }
   }
 

@@ -19,14 +19,15 @@
 
 namespace abyssal {
 
-template <class S, int N>
+// T: the shape of this tile, S or O.
+template <class S, class O, class T, int N>
 __device__ __forceinline__ void consume_tile(const GemmCall& call, int index, int steps, Ring& ring, int warpgroup, int thread, float* scratch) {
-  constexpr int PER_GROUP = S::PER_GROUP;
-  constexpr float UNDO = S::W::UNDO;
-  const Factors<N> factors(call, find_tile<S>(call, index), thread);
+  constexpr int PER_GROUP = T::PER_GROUP;
+  constexpr float UNDO = T::W::UNDO;
+  const Factors<N> factors(call, find_tile<S, O>(call, index), thread);
   float acc[PER_GROUP][N / 2];
-  accumulate<S, N>(acc, ring, steps, warpgroup, thread);
-  const Tile tile = find_tile<S>(call, index);  // found again rather than kept in registers
+  accumulate<T, N>(acc, ring, steps, warpgroup, thread);
+  const Tile tile = find_tile<S, O>(call, index);  // found again rather than kept in registers
   if (call.epilogue == SWIGLU) factors.store(scratch + 4 * N, thread);
 #pragma unroll
   for (int m = 0; m < PER_GROUP; m++) {
@@ -43,18 +44,23 @@ __device__ __forceinline__ void consume_tile(const GemmCall& call, int index, in
   if (call.epilogue == SWIGLU) sync_threads(1 + warpgroup, 128);
 }
 
-template <class S>
+template <class S, class O>
 __device__ __forceinline__ void consume(const GemmCall& call, Ring ring, int warpgroup, int thread, float* scratch) {
-  const int total = count_tiles<S>(call);
+  const int total = count_tiles<S, O>(call);
   for (int index = blockIdx.x; index < total; index += gridDim.x) {
-    const Tile tile = find_tile<S>(call, index);
+    const Tile tile = find_tile<S, O>(call, index);
+    const int steps = tile.end - tile.begin;
     S::with_width(tile.tokens, [&](auto n) {
-      consume_tile<S, decltype(n)::value>(call, index, tile.end - tile.begin, ring, warpgroup, thread, scratch);
+      constexpr int N = decltype(n)::value;
+      if constexpr (!std::is_same_v<S, O>) {
+        if (tile.other) return consume_tile<S, O, O, N>(call, index, steps, ring, warpgroup, thread, scratch);
+      }
+      consume_tile<S, O, S, N>(call, index, steps, ring, warpgroup, thread, scratch);
     });
   }
 }
 
-template <class S>
+template <class S, class O>
 __global__ void __launch_bounds__(S::THREADS, S::PER_SM)
     gemm_kernel(const __grid_constant__ GemmCall call, const __grid_constant__ CUtensorMap narrow, const __grid_constant__ CUtensorMap wide,
                 const int num_stages, const uint32_t stage_bytes) {
@@ -74,10 +80,10 @@ __global__ void __launch_bounds__(S::THREADS, S::PER_SM)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == WARPGROUPS) {
     if constexpr (!S::ALONE) registers_drop<S::PRODUCER_REGISTERS>();
-    if (threadIdx.x < WARPGROUPS * 128 + 32) Producer<S>{call, narrow, wide, static_cast<int>(threadIdx.x % 32)}.run(ring);
+    if (threadIdx.x < WARPGROUPS * 128 + 32) Producer<S, O>{call, narrow, wide, static_cast<int>(threadIdx.x % 32)}.run(ring);
   } else {
     if constexpr (!S::ALONE) registers_raise<S::CONSUMER_REGISTERS>();
-    consume<S>(call, ring, warpgroup, threadIdx.x % 128, scratch + warpgroup * S::SCRATCH);
+    consume<S, O>(call, ring, warpgroup, threadIdx.x % 128, scratch + warpgroup * S::SCRATCH);
   }
 }
 
@@ -109,20 +115,24 @@ inline bool map_tokens(CUtensorMap* map, const GemmCall& call, int rows) {
 
 constexpr int SHARED_BYTES = 227 * 1024;  // the most that a block may have
 
-template <class S>
+// O: the shape for call.other_weight, of the same threads and stages.
+template <class S, class O = S>
 int launch_gemm(const GemmCall& call, cudaStream_t stream) {
-  auto kernel = gemm_kernel<S>;
-  if (call.tile_tokens > S::MOST || !encode_tiled()) return cudaErrorInvalidValue;
+  static_assert(S::WEIGHT_BYTES == O::WEIGHT_BYTES && S::WARPGROUPS == O::WARPGROUPS && S::MOST == O::MOST);
+  auto kernel = gemm_kernel<S, O>;
+  if (call.tile_tokens > S::MOST || (call.other_weight && call.other_tokens > S::MOST) || !encode_tiled()) return cudaErrorInvalidValue;
   CUtensorMap narrow, wide;
   if (!map_tokens(&narrow, call, 8) || !map_tokens(&wide, call, BOX_ROWS)) return cudaErrorInvalidValue;
   static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
   if (allowed != cudaSuccess) return allowed;
   const int token_tiles = call.tiles ? call.max_tiles : call.groups * ((call.x_rows + call.tile_tokens - 1) / call.tile_tokens);
-  const int64_t total = static_cast<int64_t>(token_tiles) * ((call.chunk_rows + S::CHUNKS - 1) / S::CHUNKS) * call.parts;
-  // few tiles: one block with a deep ring on each processor
+  const int64_t total = static_cast<int64_t>(token_tiles) * count_row_tiles<S>(call) * call.parts +
+                        static_cast<int64_t>(count_other_token_tiles(call)) * count_row_tiles<O>(call);
+  // no more blocks on a processor than there are tiles for, and room for the next grid's to begin
   const int per_sm = static_cast<int>(std::min<int64_t>(S::PER_SM, (total + num_processors() - 1) / num_processors()));
-  const int stage_bytes = S::WEIGHT_BYTES + S::token_bytes(S::width(call.tile_tokens));
-  const int available = (SHARED_BYTES + 1024) / per_sm - 1024 - S::FIXED_BYTES;
+  const int widest = S::width(std::max(call.tile_tokens, call.other_weight ? call.other_tokens : 0));
+  const int stage_bytes = S::WEIGHT_BYTES + S::token_bytes(widest);
+  const int available = (SHARED_BYTES + 1024) / (S::ALONE ? std::max(per_sm, 2) : 1) - 1024 - S::FIXED_BYTES;
   const int stages = std::min<int>(S::MOST_STAGES, available / stage_bytes);
   const dim3 grid(static_cast<unsigned>(std::min<int64_t>(total, num_processors() * per_sm)));
   return launch(kernel, grid, S::THREADS, S::FIXED_BYTES + stages * stage_bytes, stream, call, narrow, wide, stages,

@@ -12,51 +12,66 @@ namespace abyssal {
 constexpr int SORT_BLOCK = 1024;  // pairs of a block, one to a thread
 constexpr int LANE_EXPERTS = 16;  // up to 512 experts
 
-// ---- route: one warp for each token ---------------------------------------------------------------------------------------
+// ---- route: one block for each token --------------------------------------------------------------------------------------
 
-__global__ void route_kernel(const float* logits, int parts, const float* bias, int tokens, int experts, int top_k, float scale, int* ids,
-                             float* weights) {
+constexpr int ROUTE_THREADS = 128;
+constexpr int MOST_PARTS = 8;
+
+// Integers in the order of the floats, all above zero.
+__device__ __forceinline__ unsigned ordered(float x) {
+  const unsigned bits = __float_as_uint(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// sqrt(softplus(sum of an expert's parts)); the loads are independent.
+__device__ __forceinline__ float route_score(const float* logits, size_t stride, int parts) {
+  float part[MOST_PARTS];
+#pragma unroll
+  for (int p = 0; p < MOST_PARTS; p++) part[p] = p < parts ? logits[p * stride] : 0.0f;
+  float logit = 0.0f;
+#pragma unroll
+  for (int p = 0; p < MOST_PARTS; p++) logit += part[p];
+  return sqrtf(logit > 20.0f ? logit : log1pf(expf(logit)));
+}
+
+__global__ void __launch_bounds__(ROUTE_THREADS)
+    route_kernel(const float* logits, int parts, const float* bias, int tokens, int experts, int top_k, float scale, int* ids, float* weights) {
+  __shared__ float scores[32 * LANE_EXPERTS];
+  __shared__ unsigned keys[32 * LANE_EXPERTS];
   grid_wait();
   grid_release();
-  const int token = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
-  if (token >= tokens) return;
-  float score[LANE_EXPERTS], key[LANE_EXPERTS];
+  const int token = blockIdx.x, lane = threadIdx.x & 31;
 #pragma unroll
-  for (int i = 0; i < LANE_EXPERTS; i++) {
-    const int e = i * 32 + lane;
-    score[i] = 0.0f;
-    key[i] = -INFINITY;
+  for (int i = 0; i < 32 * LANE_EXPERTS / ROUTE_THREADS; i++) {
+    const int e = i * ROUTE_THREADS + threadIdx.x;
+    keys[e] = 0;
     if (e >= experts) continue;
-    float logit = 0.0f;
-    for (int part = 0; part < parts; part++) logit += logits[(static_cast<size_t>(part) * tokens + token) * experts + e];
-    score[i] = sqrtf(logit > 20.0f ? logit : log1pf(expf(logit)));
-    key[i] = score[i] + bias[e];
+    scores[e] = route_score(logits + static_cast<size_t>(token) * experts + e, static_cast<size_t>(tokens) * experts, parts);
+    keys[e] = ordered(scores[e] + bias[e]);
   }
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  unsigned key[LANE_EXPERTS];
+#pragma unroll
+  for (int i = 0; i < LANE_EXPERTS; i++) key[i] = keys[i * 32 + lane];
   float total = 0.0f, mine = 0.0f;
   int chosen = 0;
   for (int slot = 0; slot < top_k; slot++) {
-    float best = -INFINITY, picked = 0.0f;
+    unsigned best = 0;
     int id = INT_MAX;
 #pragma unroll
     for (int i = 0; i < LANE_EXPERTS; i++) {
       if (key[i] > best) {
         best = key[i];
         id = i * 32 + lane;
-        picked = score[i];
       }
     }
-    for (int other = 16; other; other /= 2) {
-      const float their_best = __shfl_xor_sync(~0u, best, other), their_score = __shfl_xor_sync(~0u, picked, other);
-      const int their_id = __shfl_xor_sync(~0u, id, other);
-      if (their_best > best || (their_best == best && their_id < id)) {
-        best = their_best;
-        id = their_id;
-        picked = their_score;
-      }
-    }
+    const unsigned highest = __reduce_max_sync(~0u, best);
+    id = __reduce_min_sync(~0u, best == highest ? id : INT_MAX);  // of equal keys the lowest id
 #pragma unroll
     for (int i = 0; i < LANE_EXPERTS; i++)
-      if (i * 32 + lane == id) key[i] = -INFINITY;
+      if (i * 32 + lane == id) key[i] = 0;
+    const float picked = scores[id];
     total += picked;
     if (lane == slot) {
       chosen = id;
@@ -220,17 +235,20 @@ __global__ void combine_kernel(const __nv_bfloat16* rows, const int* position, c
   for (int i = threadIdx.x * 8; i < columns; i += blockDim.x * 8) {
     Eight sum = {};
     for (int begin = 0; begin <= top_k; begin += SLOTS_AT_ONCE) {
-      Eight part[SLOTS_AT_ONCE];
+      uint4 part[SLOTS_AT_ONCE];
 #pragma unroll
       for (int s = 0; s < SLOTS_AT_ONCE; s++) {
         const int slot = begin + s;
-        if (slot < top_k) part[s] = load_eight(rows + static_cast<size_t>(position[token * top_k + slot]) * columns + i);
-        if (slot == top_k) part[s] = load_eight(shared + token * columns + i);
+        if (slot < top_k) part[s] = load_raw(rows + static_cast<size_t>(position[token * top_k + slot]) * columns + i);
+        if (slot == top_k) part[s] = load_raw(shared + token * columns + i);
       }
 #pragma unroll
-      for (int s = 0; s < SLOTS_AT_ONCE; s++)
-        if (begin + s <= top_k)
-          for (int j = 0; j < 8; j++) sum.value[j] += part[s].value[j];
+      for (int s = 0; s < SLOTS_AT_ONCE; s++) {
+        if (begin + s > top_k) continue;
+        const Eight x = unpack_eight(part[s]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum.value[j] += x.value[j];
+      }
     }
     store_eight(out + token * columns + i, sum);
   }
@@ -248,8 +266,8 @@ using namespace abyssal;
 
 extern "C" int route(const float* logits, int parts, const float* bias, int tokens, int experts, int top_k, float scale, int* ids,
                      float* weights, cudaStream_t stream) {
-  if (experts > 32 * LANE_EXPERTS || top_k > 32 || top_k > experts) return cudaErrorInvalidValue;
-  return launch(route_kernel, (tokens + 3) / 4, 128, 0, stream, logits, parts, bias, tokens, experts, top_k, scale, ids, weights);
+  if (experts > 32 * LANE_EXPERTS || top_k > 32 || top_k > experts || parts > MOST_PARTS) return cudaErrorInvalidValue;
+  return launch(route_kernel, tokens, ROUTE_THREADS, 0, stream, logits, parts, bias, tokens, experts, top_k, scale, ids, weights);
 }
 
 // Where each pair (token, slot) goes when pairs are ordered by expert, then by index; their weights in that order; and tiles.

@@ -8,9 +8,8 @@ namespace abyssal {
 
 constexpr int BOX_ROWS = 16;
 
-template <class S>
+template <class S, class O>
 struct Producer {
-  using W = typename S::W;
   const GemmCall& call;
   const CUtensorMap& narrow;  // boxes of 8 tokens
   const CUtensorMap& wide;    // boxes of BOX_ROWS tokens
@@ -20,25 +19,27 @@ struct Producer {
   struct Share {
     const uint8_t* weight;
     const CUtensorMap* map;
-    uint32_t weight_to, token_to, bytes;
+    uint32_t chunk_bytes, weight_to, token_to, bytes;
     int column, group, row;
     bool has_weight, has_tokens;
   };
 
   __device__ __forceinline__ Share share_of(const Tile& tile) const {
-    const int chunks = min(S::CHUNKS, call.chunk_rows - tile.chunk), width = S::width(tile.tokens);
+    const int chunks = min(tile.other ? O::CHUNKS : S::CHUNKS, call.chunk_rows - tile.chunk), width = S::width(tile.tokens);
     const int half = lane & 1, row = (lane >> 1) * BOX_ROWS;
+    const uint8_t* matrix = tile.other ? call.other_weight : call.weight;
     Share share;
+    share.chunk_bytes = tile.other ? O::W::CHUNK : S::W::CHUNK;
     share.has_weight = lane < chunks;
-    share.weight = call.weight + (static_cast<size_t>(tile.group) * call.chunk_rows + tile.chunk + lane) * call.steps * W::CHUNK;
-    share.weight_to = lane * W::CHUNK;
+    share.weight = matrix + (static_cast<size_t>(tile.group) * call.chunk_rows + tile.chunk + lane) * call.steps * share.chunk_bytes;
+    share.weight_to = lane * share.chunk_bytes;
     share.has_tokens = row < width;
     share.map = row + BOX_ROWS <= width ? &wide : &narrow;
     share.token_to = S::WEIGHT_BYTES + half * width * 128 + row * 128;
     share.column = half * 64;
     share.group = call.x_groups > 1 ? tile.group : 0;
     share.row = tile.first + row;
-    share.bytes = chunks * W::CHUNK + S::token_bytes(width);
+    share.bytes = chunks * share.chunk_bytes + S::token_bytes(width);
     return share;
   }
 
@@ -46,7 +47,8 @@ struct Producer {
     if (lane == 0) barrier_expect(ring.full_barrier(), share.bytes);
     __syncwarp();
     if (share.has_weight)
-      copy_bulk(ring.address() + share.weight_to, share.weight + static_cast<size_t>(step) * W::CHUNK, W::CHUNK, ring.full_barrier());
+      copy_bulk(ring.address() + share.weight_to, share.weight + static_cast<size_t>(step) * share.chunk_bytes, share.chunk_bytes,
+                ring.full_barrier());
   }
 
   __device__ __forceinline__ void load_tokens(const Ring& ring, const Share& share, int step) const {
@@ -67,10 +69,10 @@ struct Producer {
   }
 
   __device__ void run(Ring ring) const {
-    const int total = count_tiles<S>(call);
+    const int total = count_tiles<S, O>(call);
     bool started = false;
     for (int index = blockIdx.x; index < total; index += gridDim.x) {
-      const Tile tile = find_tile<S>(call, index);
+      const Tile tile = find_tile<S, O>(call, index);
       const Share share = share_of(tile);
       int step = tile.begin;
       if (!started) step = load_first(ring, share, tile);

@@ -10,14 +10,17 @@ struct Eight {
   float value[8];
 };
 
-__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* from) {
-  const uint4 raw = *reinterpret_cast<const uint4*>(from);
+__device__ __forceinline__ uint4 load_raw(const __nv_bfloat16* from) { return *reinterpret_cast<const uint4*>(from); }
+
+__device__ __forceinline__ Eight unpack_eight(uint4 raw) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
   Eight r;
 #pragma unroll
   for (int i = 0; i < 8; i++) r.value[i] = __uint_as_float(i & 1 ? words[i / 2] & 0xFFFF0000u : words[i / 2] << 16);
   return r;
 }
+
+__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* from) { return unpack_eight(load_raw(from)); }
 
 __device__ __forceinline__ Eight load_eight(const float* from) {
   const float4 low = *reinterpret_cast<const float4*>(from), high = *reinterpret_cast<const float4*>(from + 4);

@@ -19,7 +19,10 @@ struct GemmCall {
   const int4* tiles;        // (group, first row, rows, 0), or null: every group takes all rows
   const int* num_tiles;     // with `tiles`
   const float* row_weight;  // SWIGLU: a factor for each row of x, or null
-  int max_tiles;            // upper bound of *num_tiles
+  const uint8_t* other_weight;  // with `tiles`: one more matrix of the same size in another format, or null
+  int other_first, other_rows;  // the rows of x that take it
+  int other_tokens;             // most rows of its tiles
+  int max_tiles;                // upper bound of *num_tiles
   int x_rows, x_groups, columns;
   int groups, chunk_rows, steps;
   int out_rows, out_stride;
@@ -30,9 +33,10 @@ struct GemmCall {
   float limit;
 };
 
-// Chunks `chunk`.. of a group by rows first .. first + tokens - 1 of x, over steps begin .. end - 1.
+// Chunks `chunk`.. of a group, or of the other matrix, by rows first .. first + tokens - 1 of x, over steps begin .. end - 1.
 struct Tile {
   int group, first, tokens, chunk, part, begin, end;
+  bool other;
 };
 
 __host__ __device__ constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -46,19 +50,20 @@ __host__ __device__ constexpr int tile_width(int tokens) {
     return tokens <= FIRST ? FIRST : tile_width<REST...>(tokens);
 }
 
-// A block of WARPGROUPS consumers, each with PER_GROUP chunks, for tiles of the given widths (in tokens, ascending).
-template <class W_, int WARPGROUPS_, int PER_GROUP_, int... WIDTHS>
+// A block of WARPGROUPS consumers, each with PER_GROUP chunks, for tiles of the given widths (in tokens, ascending). A stage has
+// room for REGION bytes of weights, if that is more than they need.
+template <class W_, int WARPGROUPS_, int PER_GROUP_, int REGION, int... WIDTHS>
 struct Shape {
   using W = W_;
   static constexpr int WARPGROUPS = WARPGROUPS_, PER_GROUP = PER_GROUP_, CHUNKS = WARPGROUPS * PER_GROUP;
-  static constexpr int WEIGHT_BYTES = round_up(CHUNKS * W::CHUNK, 1024);
+  static constexpr int WEIGHT_BYTES = round_up(std::max(CHUNKS * W::CHUNK, REGION), 1024);
   static constexpr bool ALONE = WARPGROUPS == 1;
   static constexpr int THREADS = WARPGROUPS * 128 + (ALONE ? 32 : 128);
-  static constexpr int PER_SM = ALONE ? 3 : 1;  // at most
   static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 24;  // unless alone
   static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 4 ? 112 : WARPGROUPS == 3 ? 160 : 232;
   static constexpr int MOST = std::max({WIDTHS...});
   static constexpr bool SINGLE = sizeof...(WIDTHS) == 1;
+  static constexpr int PER_SM = !ALONE ? 1 : MOST <= 32 ? 4 : 3;  // at most
   static constexpr int SCRATCH = 5 * MOST;  // floats of a warpgroup
   static constexpr int FIXED_BYTES = 1024 + 1024 + round_up(WARPGROUPS * SCRATCH * 4, 1024);  // alignment, barriers, scratch
   static constexpr int MOST_STAGES = 32;
@@ -99,19 +104,34 @@ __device__ __forceinline__ int count_token_tiles(const GemmCall& call) {
 }
 
 template <class S>
-__device__ __forceinline__ int count_row_tiles(const GemmCall& call) {
+__host__ __device__ inline int count_row_tiles(const GemmCall& call) {
   return (call.chunk_rows + S::CHUNKS - 1) / S::CHUNKS;
 }
 
-template <class S>
-__device__ __forceinline__ int count_tiles(const GemmCall& call) {
-  return count_token_tiles(call) * count_row_tiles<S>(call) * call.parts;
+__host__ __device__ inline int count_other_token_tiles(const GemmCall& call) {
+  return call.other_weight ? (call.other_rows + call.other_tokens - 1) / call.other_tokens : 0;
 }
 
-template <class S>
+// S: the shape of tiles; O: that of the other matrix's tiles, which come first.
+template <class S, class O>
+__device__ __forceinline__ int count_tiles(const GemmCall& call) {
+  return count_token_tiles(call) * count_row_tiles<S>(call) * call.parts + count_other_token_tiles(call) * count_row_tiles<O>(call);
+}
+
+template <class O>
+__device__ __forceinline__ Tile find_other_tile(const GemmCall& call, int index, int token_tiles) {
+  const int size = round_up((call.other_rows + token_tiles - 1) / token_tiles, 8), first = index % token_tiles * size;
+  return {0, call.other_first + first, min(size, call.other_rows - first), index / token_tiles * O::CHUNKS, 0, 0, call.steps, true};
+}
+
+template <class S, class O>
 __device__ __forceinline__ Tile find_tile(const GemmCall& call, int index) {
+  const int other = count_other_token_tiles(call), others = other * count_row_tiles<O>(call);
+  if (index < others) return find_other_tile<O>(call, index, other);
+  index -= others;
   const int token_tiles = count_token_tiles(call), row_tiles = count_row_tiles<S>(call);
   Tile tile;
+  tile.other = false;
   tile.part = index % call.parts;
   index /= call.parts;
   tile.begin = tile.part * call.steps / call.parts;

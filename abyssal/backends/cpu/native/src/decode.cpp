@@ -193,6 +193,10 @@ void f32(const Source& s, int64_t k0, int64_t k1, float* out) {
         }
 }
 
+int64_t bytes_of(int64_t format, int64_t values) {
+    return format == FP4_ROWS ? values / 2 : format == FP8_TILES ? values : format == BF16 ? 2 * values : 4 * values;
+}
+
 struct DecodePanels {
     const Matrix* matrix;
     float* out;
@@ -210,6 +214,16 @@ void decode_panel(const Matrix& m, int64_t row, int64_t k0, int64_t k1, float* o
         case BF16: return bf16(source, k0, k1, out);
         default: return f32(source, k0, k1, out);
     }
+}
+
+void prefetch_panel(const Matrix& m, int64_t row, int64_t k0, int64_t k1) {
+    const Segment* segment = m.segments;
+    while (row >= segment->rows) row -= (segment++)->rows;
+    const Source source = {segment, row, m.in};
+    const int64_t stride = bytes_of(segment->format, m.in);
+    const int64_t first = bytes_of(segment->format, k0), last = bytes_of(segment->format, std::min(k1, m.in));
+    for (int64_t i = 0; i < LANES; i++)
+        for (int64_t b = first; b < last; b += 64) __builtin_prefetch(source.at(i, stride, b));
 }
 
 }  // namespace abyssal

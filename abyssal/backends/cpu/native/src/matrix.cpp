@@ -79,6 +79,7 @@ void panel_group(const Matrix& m, const float* const* x, int64_t num_rows, int64
         for (int p = 0; p < P; p++) {
             if (packed) {
                 float* buffer = scratch(0, P * DECODED * LANES) + p * DECODED * LANES;
+                prefetch_panel(m, (panel + p) * LANES, s1, s1 + stretch);
                 decode_panel(m, (panel + p) * LANES, s0, s1, buffer);
                 w[p] = buffer;
             } else {

@@ -40,6 +40,9 @@ inline bool is_packed(const Matrix& m) { return m.panels == nullptr; }
 // float32 [k1 - k0, 16]: 16 output rows from `row` on, inputs k0 .. k1 - 1 (k0 a multiple of 32, k1 of 16).
 void decode_panel(const Matrix& m, int64_t row, int64_t k0, int64_t k1, float* out);
 
+// Asks for the bytes that `decode_panel` will read: sixteen rows apart are too many streams for processors to foresee.
+void prefetch_panel(const Matrix& m, int64_t row, int64_t k0, int64_t k1);
+
 // Products of `num_rows` rows x[r] [in] with output panels first .. last - 1, into y[r][16 * panel]. Runs on the calling
 // thread. Rows of y are written up to the matrix's `out`.
 void multiply(const Matrix& m, const float* const* x, int64_t num_rows, int64_t first, int64_t last, float* const* y);

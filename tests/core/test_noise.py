@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from abyssal.runner.noise import gumbel, philox
+from abyssal.core.noise import gumbel, philox
 
 # Known answers of the Random123 distribution (kat_vectors): counter, key, result
 KNOWN = [
