@@ -74,6 +74,7 @@ class EngineConfig:
             the same as without drafts; "rejection" keeps a few more, and output is only distributed the same.
         bounded_replay: on how many rows of a prompt's end the decoder half of the layers runs. "exact": on as many as later
             steps can notice, which changes nothing; "off": on all; a number: on that many, which is an approximation.
+        overlap: schedule each step while the one before it is computed. Output does not depend on it.
         invariant: each row's bits are independent of the batch around it, of chunks and of threads.
     """
 
@@ -92,6 +93,7 @@ class EngineConfig:
     speculation: str | int = "off"
     acceptance: Literal["coupled", "rejection"] = "coupled"
     bounded_replay: str | int = "exact"
+    overlap: bool = True
     invariant: bool = True
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ request that holds it. `ForwardBatch` holds tensors, but this module does not im
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .sampling_params import SamplingParams
 
@@ -33,9 +33,12 @@ class SlotAssignment:
     num_prompt_tokens: int | None = None
 
 
-@dataclass(frozen=True)
-class ScheduledRows:
+class ScheduledRows(NamedTuple):
     """The rows of one request in one step: positions `start .. start + num_rows - 1`.
+
+    A scheduler that is ahead of the results plans the row of a token that is not known yet: `start` then is the last place
+    where it may lie and `num_drafts` the most drafts that may be verified. The runner, which knows, puts exact numbers in
+    their place before it computes anything.
 
     Attributes:
         first_new_block: index in the request's block table where `new_block_ids` go.
@@ -67,16 +70,20 @@ class SchedulerOutput:
     """One step. Rows of different requests lie behind one another in the order of `rows`.
 
     Attributes:
+        draft_rows: how many drafts are verified in all, if fewer than the rows have places for; the runner decides whose.
         observes: a drafter, if there is one, takes in these rows.
     """
 
     assignments: tuple[SlotAssignment, ...]
     rows: tuple[ScheduledRows, ...]
+    draft_rows: int | None = None
     observes: bool = True
 
     @property
     def num_rows(self) -> int:
-        return sum(r.num_rows for r in self.rows)
+        num_drafts = sum(r.num_drafts for r in self.rows)
+        spared = 0 if self.draft_rows is None else num_drafts - self.draft_rows
+        return sum(r.num_rows for r in self.rows) - spared
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ class RunnerOutput:
 
     Attributes:
         sampled: tokens of the requests whose rows had `samples`, in order of position: accepted drafts and one more.
+        verified: how many drafts were judged, of the requests that had any.
         drafts: for each token drafted for the step after, the logit of how likely it is accepted if those before it are.
         prompt_logprobs: for each prompt row of this step whose next token is known, in order of position.
         prompt_logits: float32 [rows, vocab] of this step, for requests that want them.
@@ -125,6 +133,7 @@ class RunnerOutput:
     """
 
     sampled: dict[str, list[SampledToken]] = field(default_factory=dict)
+    verified: dict[str, int] = field(default_factory=dict)
     drafts: dict[str, tuple[float, ...]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logits: dict[str, torch.Tensor] = field(default_factory=dict)

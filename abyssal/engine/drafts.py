@@ -67,17 +67,20 @@ class DraftParts:
         if setting == "off":
             scheduler.speculation, runner.drafting = None, None
             return
-        runner.drafting = Drafting(self.model, self._rule())
+        drafting = runner.drafting = Drafting(self.model, self._rule())
+        scheduler.speculation = self._speculation(setting, runner)
+        drafting.split = scheduler.speculation.split
+
+    def _speculation(self, setting: str | int, runner: ModelRunner) -> Speculation:
         acceptance = Acceptance(self.temperatures)
-        if setting != "auto":
-            scheduler.speculation = Speculation(FixedSpeculation(setting), acceptance)
-            return
+        if isinstance(setting, int):
+            return Speculation(FixedSpeculation(setting), acceptance)
         if self._costs is None:
             self._costs = measure_costs(runner, self.limits)
             log.info("measured seconds of a step by rows: %s; of drafting by requests: %s", *_shown(self._costs))
         costs = StepCosts(self._costs.forward, self._costs.drafting, self._costs.sampling)
         rule = AutoSpeculation(costs, acceptance, self.limits.context)
-        scheduler.speculation = Speculation(rule, acceptance, costs)
+        return Speculation(rule, acceptance, costs)
 
     def simulate(self, share: float, runner: ModelRunner) -> None:
         """Keep each draft with this probability, if any is made."""

@@ -1,7 +1,8 @@
 """Engine: validates requests, runs steps, hands out outputs.
 
 add -> Scheduler.add
-step: Scheduler.schedule -> ModelRunner.run -> Scheduler.update -> RequestTracker -> RequestOutput
+step: Scheduler.schedule -> StepPipeline.launch (ModelRunner.run) -> StepPipeline.take -> Scheduler.update -> RequestTracker
+      -> RequestOutput
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from .draft_scores import DraftProbe, DraftScores
 from .drafts import check_speculation
 from .group import SampleGroup, params_of
 from .launch import launch
+from .pipeline import StepPipeline
 from .preparation import resolve_params, seed_of
 from .stats import EngineStats
 from .tracker import RequestTracker, TextSink
@@ -74,6 +76,7 @@ class Engine:
         self._cache, self._storage = parts.cache, parts.storage
         self._scheduler, self._runner = parts.scheduler, parts.runner
         self._drafts = parts.drafts
+        self._pipeline = StepPipeline(parts.runner, overlap=config.overlap)
         self._trackers: dict[str, RequestTracker] = {}
         self._groups: dict[str, SampleGroup] = {}  # by the id of each of their sequences
         self._ready: list[RequestOutput] = []
@@ -110,6 +113,7 @@ class Engine:
             raise ConfigError(f"speculation={speculation!r}: this engine was built with speculation=off, without a drafter")
         if self._drafts is not None:
             check_speculation(self.model_config.text, config)
+            self._settle()
             self._drafts.install(speculation, self._scheduler, self._runner)
         self.config = config
 
@@ -202,17 +206,18 @@ class Engine:
         self._ready.append(self._output(group))
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step.
+        """Launch a step, and take the results of the one before, or of this one if steps do not overlap.
 
         Returns:
             The requests that got a token or ended, text and ids cumulative.
         """
         outputs, self._ready = self._ready, []
         scheduled = self._scheduler.schedule()
-        if not scheduled.rows:
-            return outputs
-        result = self._runner.run(self._begin(scheduled))
-        return outputs + self._update(scheduled, result)
+        if scheduled.rows:
+            self._pipeline.launch(self._begin(scheduled))
+        if self._pipeline.is_full or (self._pipeline.num_out and not scheduled.rows):
+            outputs += self._update(*self._pipeline.take())
+        return outputs
 
     def score(self, token_ids: Sequence[int], *, chunk: int | None = None, decode_from: int | None = None) -> torch.Tensor:
         """Logits of every position, computed by the same path as generation.
@@ -255,10 +260,14 @@ class Engine:
             raise InvalidRequest("token_ids", f"<{len(token_ids)} tokens>", "drafts are scored only while nothing else runs")
         vocab_size = self.model_config.text.vocab_size
         probe = DraftProbe(self._drafts.model, token_ids, anchors, previous_ids, vocab_size)
-        used = self._scheduler.speculation
+        self._settle()
+        used, overlap = self._scheduler.speculation, self._pipeline.overlap
         self._drafts.watch(self._scheduler)
-        logits = self._score(token_ids, RowSchedule(chunk, decode_from, probe.anchors), probe)
-        self._scheduler.speculation = used
+        self._pipeline.overlap = False  # the probe looks into the caches between steps
+        try:
+            logits = self._score(token_ids, RowSchedule(chunk, decode_from, probe.anchors), probe)
+        finally:
+            self._scheduler.speculation, self._pipeline.overlap = used, overlap
         features = self._runner.last_features
         assert features is not None, "a step with a drafter observes features"
         return probe.scores(logits, features[-1])
@@ -286,9 +295,10 @@ class Engine:
                     others.append(output)
 
     def close(self) -> None:
-        """Abort what is left and give up the memory of the caches."""
+        """Abort what is left, and wait for the step that is out."""
         for request_id in list(self._groups):
             self.abort(request_id)
+        self._pipeline.close()
         self._ready.clear()
 
     def check_integrity(self) -> None:
@@ -297,7 +307,13 @@ class Engine:
 
     def fill_caches(self, value: float) -> None:
         """Overwrite all cache rows (tests: what was not written must not be read)."""
+        self._settle()
         self._storage.fill(value)
+
+    def _settle(self) -> None:
+        """Take the results of all steps that are out."""
+        while self._pipeline.num_out:
+            self._ready += self._update(*self._pipeline.take())
 
     def _begin(self, scheduled: SchedulerOutput) -> SchedulerOutput:
         """Note who starts in a step, and tell the runner where their prompts end."""

@@ -13,6 +13,7 @@ from ..core.sampling_params import SamplingParams
 from ..model.common import Caches
 from ..model.dspark import DraftBlock, DraftChain
 from .logit_rules import LogitRules
+from .resolve import DraftSplit
 from .sampler import SamplingRow
 from .verify import AcceptanceRule, without_logprobs
 
@@ -66,12 +67,15 @@ Oracle = Callable[[DraftRequest, Drafts], Drafts]
 class Drafting:
     """A drafter and an acceptance rule.
 
+    Args:
+        split: decides whose drafts are verified where not all can be.
+
     Attributes:
         oracle: None, or what replaces each draft.
     """
 
-    def __init__(self, model: DraftModel, rule: AcceptanceRule) -> None:
-        self.model, self.rule = model, rule
+    def __init__(self, model: DraftModel, rule: AcceptanceRule, split: DraftSplit | None = None) -> None:
+        self.model, self.rule, self.split = model, rule, split
         self.oracle: Oracle | None = None
 
     def draft(self, requests: Sequence[DraftRequest], caches: Caches) -> list[Drafts]:

@@ -13,7 +13,7 @@ from ..cache.spec import CacheSpec
 from ..config.engine import BLOCK_TOKENS
 from ..config.model import TextConfig
 from ..config.topology import Topology
-from ..core.batch import CompressionPlan, ForwardBatch, RingWrites, SchedulerOutput, SlotAssignment, TailRows
+from ..core.batch import CompressionPlan, ForwardBatch, RingWrites, ScheduledRows, SchedulerOutput, SlotAssignment, TailRows
 
 Ints = npt.NDArray[np.int32]
 
@@ -71,8 +71,10 @@ class InputBatch:
     def __init__(self, geometry: BatchGeometry) -> None:
         self._geometry = geometry
         # zeros are reserved, not touched: a long limit costs nothing until tokens arrive
-        self._tokens: Ints = np.zeros((geometry.num_slots, geometry.max_model_len + 1), np.int32)
+        spare = 1 + 2 * (geometry.window_ring - geometry.window)  # drafts behind the last token, also when measuring
+        self._tokens: Ints = np.zeros((geometry.num_slots, geometry.max_model_len + spare), np.int32)
         self._num_tokens = np.zeros(geometry.num_slots, np.int64)
+        self._num_blocks = np.zeros(geometry.num_slots, np.int64)
         self._replay_start: Ints = np.zeros(geometry.num_slots, np.int32)
         self._tables: Ints = np.zeros((geometry.num_slots, -(-geometry.max_model_len // BLOCK_TOKENS) + 1), np.int32)
 
@@ -85,6 +87,7 @@ class InputBatch:
         slot, ids = assignment.state_slot, assignment.token_ids
         self._tokens[slot, : len(ids)] = ids
         self._num_tokens[slot] = len(ids)
+        self._num_blocks[slot] = 0
         replay = self._geometry.replay_rows
         self._replay_start[slot] = 0 if every_row or replay is None else max(0, len(ids) - replay)
 
@@ -97,6 +100,11 @@ class InputBatch:
     def num_tokens(self, slot: int) -> int:
         """Tokens known of the slot's sequence."""
         return int(self._num_tokens[slot])
+
+    def num_reserved_tokens(self, rows: ScheduledRows) -> int:
+        """Tokens for which the slot has room: those of its blocks, including these rows' new ones."""
+        known = max(int(self._num_blocks[rows.state_slot]), rows.first_new_block + len(rows.new_block_ids))
+        return min(known * BLOCK_TOKENS, self._geometry.max_model_len)
 
     def set_drafts(self, slot: int, token_ids: Sequence[int]) -> None:
         """Drafts stand behind the known tokens, where rows that verify them find them, until others are written there."""
@@ -125,8 +133,10 @@ class InputBatch:
         starts = np.array([r.start for r in step.rows], np.int32)
         counts = np.array([r.num_rows for r in step.rows], np.int32)
         for rows in step.rows:
-            first = rows.first_new_block
-            self._tables[rows.state_slot, first : first + len(rows.new_block_ids)] = rows.new_block_ids
+            if rows.new_block_ids:
+                first, stop = rows.first_new_block, rows.first_new_block + len(rows.new_block_ids)
+                self._tables[rows.state_slot, first:stop] = rows.new_block_ids
+                self._num_blocks[rows.state_slot] = stop
         query_start = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=query_start[1:])
         request = np.repeat(np.arange(len(counts), dtype=np.int32), counts)

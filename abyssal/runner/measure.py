@@ -81,36 +81,43 @@ def _sizes(limits: StepLimits) -> Iterator[tuple[int, int]]:
 
 
 def _timings(runner: ModelRunner, limits: StepLimits, num_requests: int, rows_each: int) -> list[StepTiming]:
-    params = SamplingParams(temperature=1.0)
+    """Of steps that verify drafts, each after a step that made them."""
     known = limits.context + 1
-    num_blocks = -(-(known + limits.block_size) // BLOCK_TOKENS)
-    rows, assignments = [], []
-    for i in range(num_requests):
-        request_id = f"measured-{i}"
-        assignments.append(SlotAssignment(request_id, i, (TOKEN_ID,) * known, params, seed=i))
-        blocks = tuple(range(i * num_blocks, (i + 1) * num_blocks))
-        rows.append(
-            ScheduledRows(
-                request_id,
-                i,
-                start=limits.context,
-                num_rows=rows_each,
-                first_new_block=0,
-                new_block_ids=blocks,
-                samples=True,
-                num_drafts=rows_each - 1,
-                drafts_wanted=limits.block_size,
-            )
+    num_blocks = -(-(known + _most_more(limits.block_size)) // BLOCK_TOKENS)
+    params = SamplingParams(temperature=1.0)
+    names = [f"measured-{i}" for i in range(num_requests)]
+    assignments = [SlotAssignment(name, i, (TOKEN_ID,) * known, params, seed=i) for i, name in enumerate(names)]
+    drafting = [
+        ScheduledRows(
+            name,
+            state_slot=i,
+            start=limits.context,
+            num_rows=1,
+            first_new_block=0,
+            new_block_ids=tuple(range(i * num_blocks, (i + 1) * num_blocks)),
+            samples=True,
+            drafts_wanted=limits.block_size,
         )
-    step = SchedulerOutput(tuple(assignments), tuple(rows))
-    timings = [runner.run(step).timing for _ in range(1 + REPEATS)]
+        for i, name in enumerate(names)
+    ]
+    first = SchedulerOutput(tuple(assignments), tuple(drafting))
+    measured = SchedulerOutput((), tuple(r._replace(num_rows=rows_each, num_drafts=rows_each - 1) for r in drafting))
+    timings = []
+    for _ in range(1 + REPEATS):
+        runner.run(first)
+        timings.append(runner.run(measured).timing)
     return [timing for timing in timings[1:] if timing is not None]
+
+
+def _most_more(block_size: int) -> int:
+    """Tokens behind the known ones: one, a step with all drafts accepted, and drafts behind it."""
+    return 2 + 2 * block_size
 
 
 def limits_for(geometry: BatchGeometry, num_blocks: int, max_rows: int, text: TextConfig) -> StepLimits:
     """Limits that keep every measured request in slots and blocks of its own."""
     block_size = text.dspark_block_size
-    context = max(0, min(text.sliding_window, geometry.max_model_len - 1 - block_size))
-    blocks_each = -(-(context + 1 + block_size) // BLOCK_TOKENS)
+    context = max(0, min(text.sliding_window, geometry.max_model_len - 1 - _most_more(block_size)))
+    blocks_each = -(-(context + 1 + _most_more(block_size)) // BLOCK_TOKENS)
     max_requests = max(1, min(geometry.num_slots, num_blocks // blocks_each))
     return StepLimits(max_requests, max_rows, block_size, context)

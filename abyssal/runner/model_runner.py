@@ -1,11 +1,12 @@
 """ModelRunner: executes a scheduled step. Owns the model, the cache tensors and the per-slot inputs.
 
-gather -> FlashModel.forward -> AcceptanceRule.verify -> Drafting.draft
+resolve -> InputBatch.gather -> FlashModel.forward -> AcceptanceRule.verify -> Drafting.draft
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from ..model.common import Caches
 from .drafting import Drafting, DraftRequest
 from .input_batch import BatchGeometry, InputBatch
 from .logit_rules import LogitRules
+from .resolve import resolve
 from .sampler import Sampler
 from .verify import CoupledAcceptance, Verification
 
@@ -57,6 +59,7 @@ class ModelRunner:
         self._inputs = InputBatch(geometry)
         self._assigned: dict[int, SlotAssignment] = {}
         self._rules: dict[int, LogitRules | None] = {}
+        self._confidences: dict[int, tuple[float, ...]] = {}  # of the drafts that a slot holds
         self.drafting = drafting
         self.num_rows = self.num_decoder_rows = 0
         self.last_features: torch.Tensor | None = None
@@ -66,11 +69,13 @@ class ModelRunner:
     def run(self, step: SchedulerOutput) -> RunnerOutput:
         """Compute a step's rows, draw the tokens that follow them, and draft those that may come after."""
         for assignment in step.assignments:
+            self._confidences.pop(assignment.state_slot, None)
             self._inputs.assign(assignment, every_row=_wants_prompt_rows(assignment))
             self._assigned[assignment.state_slot] = assignment
             self._rules[assignment.state_slot] = self._sampler.rules_of(
                 assignment.params, assignment.token_ids, assignment.num_prompt_tokens
             )
+        step = resolve(step, self._inputs, self._confidences, None if self.drafting is None else self.drafting.split)
         if not step.rows:
             return RunnerOutput()
         begin = time.perf_counter()
@@ -89,9 +94,7 @@ class ModelRunner:
         drawn = time.perf_counter()
         self._draft(step, output)
         timing = StepTiming(computed - begin, drawn - computed, time.perf_counter() - drawn)
-        return RunnerOutput(
-            output.sampled, output.drafts, output.prompt_logprobs, output.prompt_logits, output.errors, timing
-        )
+        return replace(output, timing=timing)
 
     def _finish(self, step: SchedulerOutput, scored: frozenset[str], logits: torch.Tensor) -> RunnerOutput:
         output = RunnerOutput()
@@ -115,11 +118,14 @@ class ModelRunner:
                 output.errors[rows.request_id] = result
             else:
                 output.sampled[rows.request_id] = result
+                if rows.num_drafts:
+                    output.verified[rows.request_id] = rows.num_drafts
                 self._append(rows.state_slot, [token.token_id for token in result])
         return output
 
     def _append(self, slot: int, token_ids: list[int]) -> None:
         self._inputs.append(slot, token_ids)
+        self._confidences.pop(slot, None)
         rules = self._rules[slot]
         if rules is not None:
             rules.append(token_ids)
@@ -153,7 +159,8 @@ class ModelRunner:
         assert self.drafting is not None, "drafts were scheduled, but nothing drafts"
         for request, drafts in zip(requests, self.drafting.draft(requests, self._storage), strict=True):
             self._inputs.set_drafts(request.state_slot, drafts.token_ids)
-            output.drafts[request.request_id] = tuple(drafts.confidence)
+            confidence = tuple(drafts.confidence)
+            self._confidences[request.state_slot] = output.drafts[request.request_id] = confidence
 
     def _prompt_logprobs(self, rows: ScheduledRows, assigned: SlotAssignment, logits: torch.Tensor) -> list[TokenLogprobs]:
         wanted = assigned.params.prompt_logprobs

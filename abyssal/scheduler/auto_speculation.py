@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from .acceptance import Acceptance, survivals
 from .costs import StepCosts
-from .speculation import Proposal, best_total, split_rows
+from .speculation import Proposal, best_total
 
 MIN_ADVANTAGE = 1.03
 """Drafting pays if it is expected to be faster by at least this factor: expectations are not exact."""
@@ -71,18 +71,14 @@ class AutoSpeculation:
     def observes(self) -> bool:
         return self._state is not _State.RESTING
 
-    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
-        room = max(0, room - other_rows)
-        current = [survivals(self._acceptance.conditional(p.current[: p.most])) for p in proposals]
-        if self._state is _State.DRAFTING:
-            expected = [survivals(self._judged(p)[: p.most]) for p in proposals]
-            total, _ = best_total(len(proposals), expected, other_rows, room, self._costs)
-            self._num_steps += 1
-            if self._num_steps % EXPLORING_STEPS == 0:
-                total = min(total + EXPLORED_ROWS, room)
-        else:
-            total = min(room, sum(p.most > 0 for p in proposals))
-        return split_rows(total, current)
+    def total(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> int:
+        room = min(max(0, room - other_rows), sum(p.most for p in proposals))
+        if self._state is not _State.DRAFTING:
+            return min(room, sum(p.most > 0 for p in proposals))
+        expected = [survivals(self._judged(p)) for p in proposals]
+        total, _ = best_total(len(proposals), expected, other_rows, room, self._costs)
+        self._num_steps += 1
+        return min(total + EXPLORED_ROWS, room) if self._num_steps % EXPLORING_STEPS == 0 else total
 
     def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
         most = [min(limit, self._acceptance.block_size) for limit in most]
@@ -158,5 +154,5 @@ class AutoSpeculation:
 
     def _judged(self, proposal: Proposal) -> list[float]:
         """Conditional acceptance by figures that are older than the drafts at hand."""
-        earlier = self._acceptance.conditional(proposal.earlier[: len(proposal.current)])
-        return earlier + self._acceptance.typical(len(proposal.current))[len(earlier) :]
+        earlier = self._acceptance.conditional(proposal.earlier[: proposal.most])
+        return earlier + self._acceptance.typical(proposal.most)[len(earlier) :]

@@ -62,12 +62,20 @@ def max_total_tokens(request: Request, capacity_tokens: int) -> int:
     return min(request.max_total_tokens, capacity_tokens + 1)
 
 
+def reaches_limit(request: Request, num_more: int, capacity_tokens: int) -> bool:
+    """Whether a request of so many more tokens has all that it may have."""
+    return request.num_tokens + num_more >= _most_tokens(request, capacity_tokens)
+
+
+def _most_tokens(request: Request, capacity_tokens: int) -> int:
+    most = max_total_tokens(request, capacity_tokens)
+    max_tokens = request.params.max_tokens
+    return most if max_tokens is None else min(most, request.num_prompt_tokens + max_tokens)
+
+
 def most_drafts(request: Request, num_tokens: int, capacity_tokens: int) -> int:
     """Drafts that are of use to a request when it has `num_tokens` tokens: a step draws one token more than it accepts."""
-    most = max_total_tokens(request, capacity_tokens)
-    if request.params.max_tokens is not None:
-        most = min(most, request.num_prompt_tokens + request.params.max_tokens)
-    left = most - num_tokens - 1
+    left = _most_tokens(request, capacity_tokens) - num_tokens - 1
     return request.row_schedule.limit(num_tokens - 1, 1 + left) - 1 if left > 0 else 0
 
 

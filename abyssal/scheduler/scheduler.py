@@ -15,16 +15,19 @@
 
 Running requests therefore are older than all that wait, and the oldest request advances in each step until it ends.
 
-**Scheduling ahead.** `num_computed_tokens` advances in `schedule`, not in `update`, so it counts rows of steps that have not
-come back yet. `schedule` may be called again before `update` of the step before: a request whose next token is not known
-yet has nothing left to compute and is passed over, prompts go on, and nothing is computed twice. Steps must be run in the
-order in which they were scheduled, and updated in that order; ids that were given back may then be handed out at once, for
-the step that takes them over runs after the one that still wrote to them.
+**Scheduling ahead.** `schedule` may be called again before `update` of the step before. `num_computed_tokens` advances in
+`schedule`, so it counts rows of steps that have not come back yet, and a request is taken to have all tokens that these may
+draw, as if every draft were accepted: its next row is planned at the last place where it may lie, with blocks up to there,
+and the runner, which knows the tokens, moves it to where it belongs. A request that turns out to have ended has a row too
+many in the step that is out already, whose result nobody takes. Steps must be run in the order in which they were scheduled,
+and updated in that order; ids that were given back may then be handed out at once, for the step that takes them over runs
+after the one that still wrote to them.
 
-**Drafts.** The runner holds drafted tokens for a slot; the scheduler knows how many and their confidences. Rows that verify
+**Drafts.** The runner holds drafted tokens for a slot; the scheduler knows how many there are or will be. Rows that verify
 them count as computed like any other, and `update` sets the count back to what was accepted: rows beyond it are written
 again by the next step, and nobody reads them before. A row for a draft never costs another request its place: it takes rows
-that are left over and blocks that are free.
+that are left over and blocks that are free. Each request gets places for all its drafts, the step a total of how many to
+verify; the runner splits it.
 
 **Late results.** Each stay of a request among the running ones has a number, the epoch, which its rows carry. Results whose
 epoch is not that of a running request are dropped: the request has ended or was preempted in the meantime, and a token
@@ -34,13 +37,21 @@ dropped so is drawn again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..cache.manager import CacheManager
 from ..core.batch import RunnerOutput, ScheduledRows, SchedulerOutput, SlotAssignment
 from ..core.errors import InvalidRequest
 from ..core.request import FinishReason, Request, RequestStatus
-from .policy import ArrivalQueue, choose_victim, headroom_blocks, max_total_tokens, most_drafts, why_never_fits
+from .policy import (
+    ArrivalQueue,
+    choose_victim,
+    headroom_blocks,
+    max_total_tokens,
+    most_drafts,
+    reaches_limit,
+    why_never_fits,
+)
 from .speculation import Proposal, Speculation
 from .stopping import check_stop
 
@@ -51,9 +62,11 @@ class _Stay:
 
     Attributes:
         num_blocks: length of the block table that the runner knows.
-        drafts: confidence logits of the tokens that the runner has drafted for the slot.
+        drafts: confidence logits of the newest drafts that came back.
         earlier_drafts: those of the drafts before, which were judged.
+        num_drawing: steps that are out and draw a token.
         num_unjudged: drafts whose rows count as computed and were not judged yet.
+        num_ordered: drafts that the newest of those steps will make.
     """
 
     request: Request
@@ -62,16 +75,24 @@ class _Stay:
     num_blocks: int = 0
     drafts: tuple[float, ...] = ()
     earlier_drafts: tuple[float, ...] = ()
+    num_drawing: int = 0
     num_unjudged: int = 0
+    num_ordered: int = 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens once all steps are back, if every draft is accepted."""
+        return self.request.num_tokens + self.num_drawing + self.num_unjudged
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step being filled; `budget` is how many rows may still be added."""
+    """A step being filled; `budget` is how many rows may still be added, `draft_rows` how many drafts it verifies."""
 
     budget: int
     assignments: list[SlotAssignment] = field(default_factory=list)
     rows: list[ScheduledRows] = field(default_factory=list)
+    draft_rows: int = 0
 
 
 class Scheduler:
@@ -177,7 +198,7 @@ class Scheduler:
         self._admit(step)
         self._want_drafts(step)
         observes = self.speculation is not None and self.speculation.observes
-        return SchedulerOutput(tuple(step.assignments), tuple(step.rows), observes)
+        return SchedulerOutput(tuple(step.assignments), tuple(step.rows), step.draft_rows, observes)
 
     def update(self, scheduler_output: SchedulerOutput, runner_output: RunnerOutput) -> list[Request]:
         """Take the results of a step: append tokens, end requests that stop or failed, give back what they held.
@@ -221,8 +242,7 @@ class Scheduler:
     def _check_running(self, stay: _Stay) -> None:
         request, request_id = stay.request, stay.request.request_id
         assert request.status is RequestStatus.RUNNING, f"request {request_id} runs, but its status is {request.status}"
-        most = request.num_tokens + stay.num_unjudged
-        assert request.num_computed_tokens <= most, f"request {request_id} is ahead of its own tokens"
+        assert request.num_computed_tokens <= stay.most_tokens, f"request {request_id} is ahead of its own tokens"
         assert self._cache.slot(request_id) == stay.state_slot, f"request {request_id} lost slot {stay.state_slot}"
         num_blocks = len(self._cache.blocks(request_id))
         assert num_blocks == stay.num_blocks, f"request {request_id} holds {num_blocks} blocks, {stay.num_blocks} were sent"
@@ -241,25 +261,38 @@ class Scheduler:
         for stay in tuple(self._running.values()):
             request = stay.request
             is_preempted = request.status is not RequestStatus.RUNNING
-            if is_preempted or request.num_tokens - request.num_computed_tokens != 1:
+            if is_preempted or stay.most_tokens - request.num_computed_tokens != 1 or self._ends_for_sure(stay):
                 continue
-            block_ids = self._grow(request)
+            block_ids = self._grow(stay)
             if block_ids is not None:
                 decoding.append((stay, block_ids))
-        lengths = self._draft_lengths([stay for stay, _ in decoding], step.budget - len(decoding))
-        for (stay, block_ids), length in zip(decoding, lengths, strict=True):
-            more_ids = self._cache.allocate(stay.request.request_id, stay.request.num_tokens + length) if length else ()
-            self._add_rows(step, stay, block_ids + (more_ids or ()), length if more_ids is not None else 0)
+        places = [self._draft_places(stay) for stay, _ in decoding]
+        step.draft_rows = self._draft_total(decoding, places, step.budget - len(decoding)) if any(places) else 0
+        for (stay, block_ids), num_places in zip(decoding, places, strict=True):
+            num_drafts = min(num_places, step.draft_rows)
+            more_ids = self._blocks_for(stay, num_drafts) if num_drafts else ()
+            self._add_rows(step, stay, block_ids + (more_ids or ()), num_drafts if more_ids is not None else 0)
+        step.draft_rows = min(step.draft_rows, sum(rows.num_drafts for rows in step.rows))
+        step.budget -= step.draft_rows
 
-    def _draft_lengths(self, decoding: Sequence[_Stay], room: int) -> list[int]:
-        """How many drafts of each decoding request to verify, `room` rows being left for them."""
-        if self.speculation is None or not any(stay.drafts for stay in decoding):
-            return [0] * len(decoding)
+    def _ends_for_sure(self, stay: _Stay) -> bool:
+        """Whether the steps that are out bring a request to its limit, whatever they draw."""
+        return stay.num_drawing > 0 and reaches_limit(stay.request, stay.num_drawing, self._cache.capacity_tokens)
+
+    def _draft_places(self, stay: _Stay) -> int:
+        """How many drafts there will be for a request's next row, as far as they are of use."""
+        at_hand = stay.num_ordered if stay.num_drawing else len(stay.drafts)
+        least_tokens = stay.request.num_tokens + stay.num_drawing
+        return min(at_hand, most_drafts(stay.request, least_tokens, self._cache.capacity_tokens)) if at_hand else 0
+
+    def _draft_total(self, decoding: Sequence[tuple[_Stay, object]], places: Sequence[int], room: int) -> int:
+        """How many drafts to verify, `room` rows being left for them."""
+        assert self.speculation is not None, "there are drafts, but nothing decides on them"
         proposals = []
-        for stay in decoding:
-            most = min(len(stay.drafts), most_drafts(stay.request, stay.request.num_tokens, self._cache.capacity_tokens))
-            proposals.append(Proposal(stay.drafts, stay.earlier_drafts, most))
-        return self.speculation.lengths(proposals, min(self._prompt_rows(), room), room)
+        for (stay, _), most in zip(decoding, places, strict=True):
+            # what came back last was made before the drafts at hand, if a step is out that makes these
+            proposals.append(Proposal(stay.drafts if stay.num_drawing else stay.earlier_drafts, most))
+        return self.speculation.total(proposals, min(self._prompt_rows(), room), room)
 
     def _prompt_rows(self) -> int:
         """Rows of known tokens that wait to be computed beside the decoding requests', as far as they are admitted."""
@@ -277,13 +310,15 @@ class Scheduler:
             return
         most = []
         for i in drawing:
-            request = self._running[step.rows[i].request_id].request
-            most.append(most_drafts(request, request.num_tokens + 1, self._cache.capacity_tokens))
+            stay = self._running[step.rows[i].request_id]
+            num_tokens = stay.request.num_tokens + stay.num_drawing
+            most.append(most_drafts(stay.request, num_tokens, self._cache.capacity_tokens))
         room = self._max_rows - len(drawing)
         wanted = self.speculation.wanted(most, min(self._prompt_rows(), room), room)
         for i, count in zip(drawing, wanted, strict=True):
+            self._running[step.rows[i].request_id].num_ordered = count
             if count:
-                step.rows[i] = replace(step.rows[i], drafts_wanted=count)
+                step.rows[i] = step.rows[i]._replace(drafts_wanted=count)
 
     def _schedule_chunks(self, step: _Step) -> None:
         for stay in self._running.values():
@@ -313,14 +348,19 @@ class Scheduler:
         request.move_to(RequestStatus.RUNNING)
         return stay, block_ids
 
-    def _grow(self, request: Request) -> tuple[int, ...] | None:
-        """Blocks for a request's known tokens, taken from later arrivals if need be; None if it had to yield itself."""
-        while (block_ids := self._cache.allocate(request.request_id, request.num_tokens)) is None:
+    def _grow(self, stay: _Stay) -> tuple[int, ...] | None:
+        """Blocks for a request's next row, taken from later arrivals if need be; None if it had to yield itself."""
+        while (block_ids := self._blocks_for(stay)) is None:
             victim = choose_victim(stay.request for stay in self._running.values())
             self._preempt(victim)
-            if victim is request:
+            if victim is stay.request:
                 return None
         return block_ids
+
+    def _blocks_for(self, stay: _Stay, num_drafts: int = 0) -> tuple[int, ...] | None:
+        """Blocks up to a request's next row and so many behind it, if enough are free. Beyond the pool no row counts."""
+        num_tokens = min(stay.most_tokens + num_drafts, self._cache.capacity_tokens)
+        return self._cache.allocate(stay.request.request_id, num_tokens)
 
     def _preempt(self, request: Request) -> None:
         """Send a request back to the head of the queue. It keeps its output, which is computed again with its prompt."""
@@ -334,12 +374,15 @@ class Scheduler:
 
     def _add_rows(self, step: _Step, stay: _Stay, block_ids: tuple[int, ...], num_drafts: int = 0) -> None:
         request = stay.request
-        start = request.num_computed_tokens
-        num_known = request.row_schedule.limit(start, min(request.num_tokens - start, step.budget))
+        start, most_tokens = request.num_computed_tokens, stay.most_tokens
+        num_known = request.row_schedule.limit(start, min(most_tokens - start, step.budget))
         num_rows = num_known + num_drafts
-        step.budget -= num_rows
+        samples = start + num_known == most_tokens
+        step.budget -= num_known
         request.num_computed_tokens = start + num_rows
         stay.num_unjudged += num_drafts
+        stay.num_drawing += samples
+        stay.num_ordered = 0
         step.rows.append(
             ScheduledRows(
                 request_id=request.request_id,
@@ -348,7 +391,7 @@ class Scheduler:
                 num_rows=num_rows,
                 first_new_block=stay.num_blocks,
                 new_block_ids=block_ids,
-                samples=start + num_known == request.num_tokens,
+                samples=samples,
                 num_drafts=num_drafts,
                 epoch=stay.epoch,
             )
@@ -359,7 +402,7 @@ class Scheduler:
         request = stay.request
         sampled = runner_output.sampled.get(request.request_id)
         assert sampled, f"the runner drew no token for request {request.request_id} and reported no error"
-        self._judge(stay, rows, len(sampled) - 1, runner_output.drafts.get(request.request_id, ()))
+        self._judge(stay, rows, len(sampled) - 1, runner_output)
         limit = max_total_tokens(request, self._cache.capacity_tokens)
         for token in sampled:
             request.output_token_ids.append(token.token_id)
@@ -369,12 +412,16 @@ class Scheduler:
                 self._finish(request, reason, stop_reason=stop_reason)
                 return
 
-    def _judge(self, stay: _Stay, rows: ScheduledRows, num_accepted: int, next_drafts: tuple[float, ...]) -> None:
-        """Set the computed rows back to what was accepted, and note the drafts that the runner holds from now on."""
+    def _judge(self, stay: _Stay, rows: ScheduledRows, num_accepted: int, runner_output: RunnerOutput) -> None:
+        """Set the computed rows back to what was accepted, and note the drafts that the step has made."""
+        request_id = stay.request.request_id
+        next_drafts = runner_output.drafts.get(request_id, ())
         stay.request.num_computed_tokens -= rows.num_drafts - num_accepted
         stay.num_unjudged -= rows.num_drafts
+        stay.num_drawing -= 1
         if self.speculation is not None:
-            self.speculation.judged(stay.drafts, rows, num_accepted, next_drafts)
+            num_verified = runner_output.verified.get(request_id, 0)
+            self.speculation.judged(stay.drafts, rows, num_verified, num_accepted, next_drafts)
         if stay.drafts:
             stay.earlier_drafts = stay.drafts
         stay.drafts = next_drafts

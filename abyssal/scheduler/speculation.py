@@ -4,6 +4,8 @@ A row that verifies a draft costs what any row costs, and gives a token with the
 accepted, its *survival*. The total is the one with the most expected tokens for each second of a step; the rows go to the
 highest survivals.
 
+The total is decided when a step is scheduled, perhaps before its drafts exist; the runner, which has them, splits it.
+
 **Why old figures decide the total.** With acceptance by rejection, output is distributed as without drafts only if
 whether a draft is verified does not depend on the draft itself or on later ones. The confidence of draft k + 1 was computed
 from draft k, so a total chosen by confidences of the drafts at hand would look at what it is about to judge. The total is
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..core.batch import RunnerOutput, ScheduledRows, SchedulerOutput, StepTiming
-from .acceptance import Acceptance
+from .acceptance import Acceptance, survivals
 from .costs import StepCosts
 
 
@@ -28,12 +30,10 @@ class Proposal:
     """Drafts of one request that may be verified in this step.
 
     Attributes:
-        current: confidence logits of the drafts at hand.
-        earlier: those of the drafts that were judged before these; empty if there were none.
+        earlier: confidence logits of the drafts before these; empty if there were none.
         most: how many may be verified.
     """
 
-    current: tuple[float, ...]
     earlier: tuple[float, ...]
     most: int
 
@@ -49,8 +49,8 @@ class DraftRule(Protocol):
         """
         ...
 
-    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
-        """How many drafts of each request to verify.
+    def total(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> int:
+        """How many drafts to verify, of all requests together.
 
         Args:
             proposals: one for each request that decodes in this step, which has a row without any draft.
@@ -118,12 +118,8 @@ class FixedSpeculation:
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
 
-    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
-        lengths = []
-        for proposal in proposals:
-            lengths.append(min(self._num_drafts, proposal.most, room))
-            room -= lengths[-1]
-        return lengths
+    def total(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> int:
+        return min(room, sum(min(self._num_drafts, proposal.most) for proposal in proposals))
 
     def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
         return [min(self._num_drafts, limit) for limit in most]
@@ -151,26 +147,36 @@ class Speculation:
         """See `DraftRule`."""
         return self._rule.observes
 
-    def lengths(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> list[int]:
+    def total(self, proposals: Sequence[Proposal], other_rows: int, room: int) -> int:
         """See `DraftRule`."""
-        return self._rule.lengths(proposals, other_rows, room)
+        return self._rule.total(proposals, other_rows, room)
+
+    def split(self, total: int, current: Sequence[tuple[float, ...]]) -> list[int]:
+        """How many drafts of each request to verify, `current` being the confidence logits of the drafts at hand."""
+        return split_rows(total, [survivals(self.acceptance.conditional(logits)) for logits in current])
 
     def wanted(self, most: Sequence[int], other_rows: int, room: int) -> list[int]:
         """See `DraftRule`."""
         return self._rule.wanted(most, other_rows, room)
 
     def judged(
-        self, drafts: tuple[float, ...], rows: ScheduledRows, num_accepted: int, next_drafts: tuple[float, ...]
+        self,
+        drafts: tuple[float, ...],
+        rows: ScheduledRows,
+        num_verified: int,
+        num_accepted: int,
+        next_drafts: tuple[float, ...],
     ) -> None:
         """A request's rows came back: of its `drafts`, the first were accepted; the runner drafted `next_drafts`."""
         if rows.num_rows - rows.num_drafts == 1:
-            self.acceptance.record_verified(drafts, rows.num_drafts, num_accepted)
+            self.acceptance.record_verified(drafts, num_verified, num_accepted)
             if self.recorder is not None and drafts:
-                self.recorder(drafts, rows.num_drafts, num_accepted)
+                self.recorder(drafts, num_verified, num_accepted)
         self.acceptance.record_drafted(next_drafts)
 
     def observe(self, timing: StepTiming, scheduled: SchedulerOutput, result: RunnerOutput) -> None:
         """Learn from the time that a step took."""
         if self._costs is not None and all(rows.samples and rows.num_rows == rows.num_logit_rows for rows in scheduled.rows):
             num_tokens = sum(len(tokens) for tokens in result.sampled.values())
-            self._costs.observe(timing, scheduled.num_rows, num_tokens, len(result.drafts))
+            num_rows = len(scheduled.rows) + sum(result.verified.values())
+            self._costs.observe(timing, num_rows, num_tokens, len(result.drafts))

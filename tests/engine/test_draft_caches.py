@@ -96,8 +96,8 @@ class RandomLengths:
     def __init__(self, block_size, seed):
         self._block_size, self._random = block_size, random.Random(seed)
 
-    def lengths(self, proposals, other_rows, room):
-        return [self._random.randint(0, proposal.most) for proposal in proposals]
+    def total(self, proposals, other_rows, room):
+        return self._random.randint(0, sum(proposal.most for proposal in proposals))
 
     def wanted(self, most, other_rows, room):
         return [min(limit, self._random.choice((0, self._block_size, self._block_size))) for limit in most]
@@ -140,7 +140,9 @@ def test_caches_after_forced_acceptance(checkpoint_of, preset, num_rounds):
     After each step every cached row below the committed positions is compared.
     """
     num_texts = 4
-    settings = EngineConfig(speculation=1, num_threads=1, max_num_seqs=num_texts, num_blocks=4 * 40, bounded_replay="off")
+    settings = EngineConfig(
+        speculation=1, overlap=False, num_threads=1, max_num_seqs=num_texts, num_blocks=4 * 40, bounded_replay="off"
+    )
     engine = Engine(checkpoint_of(preset), settings, shuffle_seed=5)
     block_size, rng = engine.model_config.text.dspark_block_size, random.Random(preset)
     length = int(num_rounds / num_texts * 2.0) + 40
@@ -243,7 +245,7 @@ def test_nothing_beyond_the_accepted_position_is_read(checkpoint_of, preset, bac
     outputs = []
     common = {"speculation": 3, "num_threads": 1, "max_num_seqs": 5, "num_blocks": 6, "max_num_batched_tokens": 48}
     for poisoned in (False, True):
-        engine = Engine(checkpoint_of(preset), EngineConfig(acceptance=acceptance, backend=backend, **common))
+        engine = Engine(checkpoint_of(preset), EngineConfig(overlap=False, acceptance=acceptance, backend=backend, **common))
         rng = random.Random(1)
         for i in range(7):
             params = SamplingParams(temperature=i % 2, seed=i, max_tokens=25, ignore_eos=True, logprobs=0, detokenize=False)
@@ -265,7 +267,7 @@ def test_poison_reaches_what_is_read(checkpoint_of, backend, value):
     """It would be noticed one row further in: with the newest committed row of one layer spoilt, output breaks."""
     outcomes = []
     for poisoned in (False, True):
-        settings = EngineConfig(speculation=3, num_threads=1, num_blocks=4, max_num_seqs=2, backend=backend)
+        settings = EngineConfig(overlap=False, speculation=3, num_threads=1, num_blocks=4, max_num_seqs=2, backend=backend)
         engine, done = Engine(checkpoint_of("micro"), settings), []
         params = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True, detokenize=False)
         engine.add(list(range(20, 60)), params)

@@ -302,21 +302,39 @@ def test_stop_ids_and_eos_end_a_request_with_the_token(make_loop, make_request, 
     assert (by_eos.stop_reason, by_id.stop_reason) == (None, by_id.output_token_ids[-1])
 
 
-def test_scheduling_ahead_goes_on_with_prompts_and_passes_over_unknown_tokens(make_loop, make_request):
+def test_scheduling_ahead_goes_on_with_prompts_and_with_tokens_that_are_not_known_yet(
+    make_loop, make_request, expected_output
+):
     loop = make_loop(max_num_batched_tokens=10, depth=9)
-    add_all(loop, make_request(4, 9), make_request(25, 9))
-    assert [rows_by_id(loop.step()) for _ in range(4)] == [{"r0": 4, "r1": 6}, {"r1": 10}, {"r1": 9}, {}]
-    while loop.pending:
-        loop.update()
-    assert rows_by_id(loop.step()) == {"r0": 1, "r1": 1}
+    requests = [make_request(4, 4), make_request(25, 9)]
+    add_all(loop, *requests)
+    steps = [{"r0": 4, "r1": 6}, {"r0": 1, "r1": 9}, {"r0": 1, "r1": 9}, {"r0": 1, "r1": 1}, {"r1": 1}]
+    assert [rows_by_id(loop.step()) for _ in range(5)] == steps  # the four tokens of r0 are on their way, none is known
+    assert [request.num_tokens for request in requests] == [4, 25]
+    loop.depth = 1
+    loop.drain()
+    assert [request.output_token_ids for request in requests] == [expected_output(r, r.params.max_tokens) for r in requests]
+
+
+def test_a_stop_that_is_seen_late_costs_one_row(make_loop, make_request, expected_output):
+    loop, request = make_loop(depth=2), make_request(4, 40)
+    third = expected_output(request, 3)[-1]
+    assert third not in expected_output(request, 2)
+    stopping = make_request(4, 40, stop_token_ids=(third,))
+    stopping.prompt_token_ids, stopping.seed = request.prompt_token_ids, request.seed
+    loop.scheduler.add(stopping)
+    loop.drain()
+    assert stopping.output_token_ids == expected_output(request, 3)
+    assert loop.runner.num_rows == 4 + 2 + 1
 
 
 def test_scheduling_ahead_admits_no_more_than_can_decode_together(make_loop, make_request, expected_output):
     loop = make_loop(max_num_batched_tokens=3, depth=9)
     requests = [make_request(1, 4) for _ in range(7)]
     add_all(loop, *requests)
-    assert [len(loop.step().rows) for _ in range(2)] == [3, 0]
-    loop.update()
+    assert [len(loop.step().rows) for _ in range(5)] == [3, 3, 3, 3, 0]
+    for _ in range(4):
+        loop.update()
     assert len(loop.step().rows) == 3
     loop.depth = 2
     loop.drain()
@@ -325,13 +343,12 @@ def test_scheduling_ahead_admits_no_more_than_can_decode_together(make_loop, mak
 
 def test_a_request_sent_back_in_a_step_has_no_rows_in_it(make_loop, make_request, expected_output):
     loop = make_loop(num_blocks=4, max_num_batched_tokens=1000, depth=9)
-    older, old = make_request(128, 9), make_request(128, 9)
+    older, old = make_request(127, 9), make_request(127, 9)
     add_all(loop, older, old)
     loop.step()
     young = make_request(1, 9)
     loop.scheduler.add(young)
-    assert rows_by_id(loop.step()) == {young.request_id: 1}
-    loop.update()
+    assert rows_by_id(loop.step()) == {older.request_id: 1, old.request_id: 1, young.request_id: 1}
     assert rows_by_id(loop.step()) == {older.request_id: 1, old.request_id: 1}
     assert young.status is RequestStatus.PREEMPTED
     loop.scheduler.check_integrity()

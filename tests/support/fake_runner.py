@@ -74,9 +74,10 @@ class FakeRunner:
         for assignment in scheduled.assignments:
             self._assign(assignment)
         self._check_step(scheduled)
-        sampled, drafts, errors = {}, {}, {}
-        for rows in scheduled.rows:
+        sampled, drafts, errors, verified = {}, {}, {}, {}
+        for rows in self._resolve(scheduled):
             token_ids = self._compute(rows)
+            verified[rows.request_id] = rows.num_drafts
             if rows.request_id in self.failing:
                 self.failing.discard(rows.request_id)
                 errors[rows.request_id] = "not a number in layer 3"
@@ -84,7 +85,7 @@ class FakeRunner:
                 sampled[rows.request_id] = [SampledToken(token_id) for token_id in token_ids]
                 drafts[rows.request_id] = self._draft(self._slot_of(rows), rows.drafts_wanted)
         seconds = 1e-3 * (1 + 0.1 * scheduled.num_rows)
-        return RunnerOutput(sampled, drafts, errors=errors, timing=StepTiming(seconds, 1e-5, 1e-4))
+        return RunnerOutput(sampled, verified, drafts, errors=errors, timing=StepTiming(seconds, 1e-5, 1e-4))
 
     def _assign(self, assignment: SlotAssignment) -> None:
         stay = len(self.assignments)
@@ -98,6 +99,27 @@ class FakeRunner:
         assert assigned <= {rows.request_id for rows in scheduled.rows}, "a request got a slot but no rows"
         blocks = [b for rows in scheduled.rows for b in (*self._slot_of(rows).table, *rows.new_block_ids)]
         assert len(set(blocks)) == len(blocks), f"requests of one step share a block: {sorted(blocks)}"
+
+    def _resolve(self, scheduled: SchedulerOutput) -> list[ScheduledRows]:
+        """Rows of single tokens where the tokens end; any choice of drafts, as many as the step says."""
+        resolved, most = [], []
+        for rows in scheduled.rows:
+            slot = self._slot_of(rows)
+            if rows.samples and rows.num_rows - rows.num_drafts == 1:
+                assert len(slot.tokens) - 1 <= rows.start, f"{rows.request_id}: planned before its last token"
+                rows = rows._replace(start=len(slot.tokens) - 1)
+            room = BLOCK_TOKENS * (len(slot.table) + len(rows.new_block_ids)) - rows.start - 1
+            if room >= 0:
+                resolved.append(rows)
+                most.append(min(rows.num_drafts, len(slot.drafts), room))
+        total = sum(most) if scheduled.draft_rows is None else min(scheduled.draft_rows, sum(most))
+        lengths = [0] * len(most)
+        for _ in range(total):
+            lengths[self._random.choice([i for i, length in enumerate(lengths) if length < most[i]])] += 1
+        return [
+            rows._replace(num_rows=rows.num_rows - rows.num_drafts + length, num_drafts=length)
+            for rows, length in zip(resolved, lengths, strict=True)
+        ]
 
     def _slot_of(self, rows: ScheduledRows) -> _Slot:
         slot = self._slots[rows.state_slot]
