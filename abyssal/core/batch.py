@@ -111,11 +111,20 @@ class SampledToken:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds of a step: the target model's forward, drawing and verifying tokens, and drafting new ones."""
+    """Seconds of a step: the target model's forward, drawing and verifying tokens, drafting new ones.
+
+    Attributes:
+        preparation: before them, to place rows and gather inputs.
+    """
 
     forward: float
     sampling: float
     drafting: float
+    preparation: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.sampling + self.drafting + self.preparation
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ..text.detokenizer import IncrementalDetokenizer
 from .draft_scores import DraftProbe, DraftScores
 from .drafts import check_speculation
 from .group import SampleGroup, params_of
-from .launch import launch
+from .launch import EngineParts, launch
 from .pipeline import StepPipeline
 from .preparation import resolve_params, seed_of
 from .stats import EngineStats
@@ -67,7 +67,17 @@ class Engine:
         Raises:
             AbyssalError: of the kind that says what is wrong with the model, the settings, or the machine.
         """
-        parts = launch(model, config, revision=revision, assume_yes=assume_yes, shuffle_seed=shuffle_seed)
+        self._assemble(launch(model, config, revision=revision, assume_yes=assume_yes, shuffle_seed=shuffle_seed))
+
+    @classmethod
+    def of(cls, parts: EngineParts) -> Engine:
+        """An engine of parts that were made otherwise."""
+        engine = cls.__new__(cls)
+        engine._assemble(parts)
+        return engine
+
+    def _assemble(self, parts: EngineParts) -> None:
+        config = parts.config
         self.folder, self.config, self.model_config = parts.folder, parts.config, parts.model_config
         self.tokenizer, self.chat = parts.tokenizer, parts.chat
         self.max_model_len = parts.max_model_len
@@ -82,6 +92,7 @@ class Engine:
         self._ready: list[RequestOutput] = []
         self._seeds = random.Random(config.seed) if config.seed is not None else None
         self._num_added = self._num_steps = self._num_prompt_tokens = self._num_generated = 0
+        self._schedule_seconds = self._update_seconds = self._prepare_seconds = self._compute_seconds = 0.0
 
     @property
     def stats(self) -> EngineStats:
@@ -97,6 +108,11 @@ class Engine:
             num_generation_tokens=self._num_generated,
             num_rows=self._runner.num_rows,
             num_decoder_rows=self._runner.num_decoder_rows,
+            schedule_seconds=self._schedule_seconds,
+            update_seconds=self._update_seconds,
+            prepare_seconds=self._prepare_seconds,
+            compute_seconds=self._compute_seconds,
+            idle_seconds=self._pipeline.idle_seconds,
             speculation=None if scheduler.speculation is None else scheduler.speculation.acceptance.stats(),
         )
 
@@ -212,11 +228,16 @@ class Engine:
             The requests that got a token or ended, text and ids cumulative.
         """
         outputs, self._ready = self._ready, []
+        began = time.perf_counter()
         scheduled = self._scheduler.schedule()
         if scheduled.rows:
-            self._pipeline.launch(self._begin(scheduled))
+            scheduled = self._begin(scheduled)
+            self._schedule_seconds += time.perf_counter() - began
+            self._pipeline.launch(scheduled)
         if self._pipeline.is_full or (self._pipeline.num_out and not scheduled.rows):
-            outputs += self._update(*self._pipeline.take())
+            outputs += self._take()
+        if not self.has_unfinished:
+            self._pipeline.rest()
         return outputs
 
     def score(self, token_ids: Sequence[int], *, chunk: int | None = None, decode_from: int | None = None) -> torch.Tensor:
@@ -313,7 +334,19 @@ class Engine:
     def _settle(self) -> None:
         """Take the results of all steps that are out."""
         while self._pipeline.num_out:
-            self._ready += self._update(*self._pipeline.take())
+            self._ready += self._take()
+        self._pipeline.rest()
+
+    def _take(self) -> list[RequestOutput]:
+        """Take the results of the oldest step that is out."""
+        scheduled, result = self._pipeline.take()
+        began = time.perf_counter()
+        outputs = self._update(scheduled, result)
+        self._update_seconds += time.perf_counter() - began
+        if result.timing is not None:
+            self._prepare_seconds += result.timing.preparation
+            self._compute_seconds += result.timing.total - result.timing.preparation
+        return outputs
 
     def _begin(self, scheduled: SchedulerOutput) -> SchedulerOutput:
         """Note who starts in a step, and tell the runner where their prompts end."""

@@ -9,6 +9,7 @@ tables that those before it have left.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -27,11 +28,14 @@ class StepPipeline:
 
     Attributes:
         overlap: compute on a thread of its own; else before `launch` returns. May be changed while no step is out.
+        idle_seconds: for which the runner had nothing to compute between one step and the next.
     """
 
     def __init__(self, runner: Runner, *, overlap: bool) -> None:
         self.overlap = overlap
+        self.idle_seconds = 0.0
         self._runner = runner
+        self._idle_since: float | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._out: deque[tuple[SchedulerOutput, Future[RunnerOutput]]] = deque()
 
@@ -50,10 +54,10 @@ class StepPipeline:
         if self.overlap:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="abyssal-runner")
-            self._out.append((step, self._thread.submit(self._runner.run, step)))
+            self._out.append((step, self._thread.submit(self._run, step)))
             return
         result: Future[RunnerOutput] = Future()
-        result.set_result(self._runner.run(step))
+        result.set_result(self._run(step))
         self._out.append((step, result))
 
     def take(self) -> tuple[SchedulerOutput, RunnerOutput]:
@@ -61,9 +65,21 @@ class StepPipeline:
         step, result = self._out.popleft()
         return step, result.result()
 
+    def rest(self) -> None:
+        """No step will come for a while: the time until then is not counted as idle."""
+        self._idle_since = None
+
     def close(self) -> None:
         """Wait for all steps, drop their results, end the thread."""
         self._out.clear()
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
+
+    def _run(self, step: SchedulerOutput) -> RunnerOutput:
+        if self._idle_since is not None:
+            self.idle_seconds += time.perf_counter() - self._idle_since
+        try:
+            return self._runner.run(step)
+        finally:
+            self._idle_since = time.perf_counter()

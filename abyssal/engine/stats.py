@@ -18,6 +18,9 @@ class EngineStats:
         num_prompt_tokens: rows computed for known tokens, recomputation included.
         num_generation_tokens: tokens drawn.
         num_rows, num_decoder_rows: rows computed by the encoder and the decoder half of the layers.
+        schedule_seconds, update_seconds: spent on deciding steps, and on their results.
+        prepare_seconds, compute_seconds: spent by the runner on inputs, and on everything behind them.
+        idle_seconds: for which the runner waited for its next step while there was work.
         speculation: figures of drafting; None without it.
     """
 
@@ -30,4 +33,9 @@ class EngineStats:
     num_generation_tokens: int
     num_rows: int
     num_decoder_rows: int
+    schedule_seconds: float
+    update_seconds: float
+    prepare_seconds: float
+    compute_seconds: float
+    idle_seconds: float
     speculation: SpeculationStats | None = None

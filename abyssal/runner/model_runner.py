@@ -75,12 +75,13 @@ class ModelRunner:
             self._rules[assignment.state_slot] = self._sampler.rules_of(
                 assignment.params, assignment.token_ids, assignment.num_prompt_tokens
             )
+        began = time.perf_counter()
         step = resolve(step, self._inputs, self._confidences, None if self.drafting is None else self.drafting.split)
         if not step.rows:
             return RunnerOutput()
-        begin = time.perf_counter()
         scored = frozenset(r.request_id for r in step.rows if _wants_prompt_rows(self._assigned[r.state_slot]))
         batch = self._inputs.gather(step, scored)
+        gathered = time.perf_counter()
         self.num_rows += len(batch.token_ids)
         self.num_decoder_rows += len(batch.token_ids if batch.tail is None else batch.tail.rows)
         features: list[torch.Tensor] | None = [] if self.drafting is not None and step.observes else None
@@ -93,7 +94,7 @@ class ModelRunner:
         output = self._finish(step, scored, logits)
         drawn = time.perf_counter()
         self._draft(step, output)
-        timing = StepTiming(computed - begin, drawn - computed, time.perf_counter() - drawn)
+        timing = StepTiming(computed - gathered, drawn - computed, time.perf_counter() - drawn, gathered - began)
         return replace(output, timing=timing)
 
     def _finish(self, step: SchedulerOutput, scored: frozenset[str], logits: torch.Tensor) -> RunnerOutput:
