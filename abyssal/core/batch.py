@@ -22,6 +22,7 @@ class SlotAssignment:
     Attributes:
         token_ids: all tokens known so far (prompt, then output of an earlier run).
         num_prompt_tokens: how many of them are the prompt's; None for all.
+        constraint: a `structured.Matcher` that the output has to satisfy, the same one for every stay; None for none.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class SlotAssignment:
     seed: int
     wants_prompt_logits: bool = False
     num_prompt_tokens: int | None = None
+    constraint: object | None = None
 
 
 class ScheduledRows(NamedTuple):

@@ -69,6 +69,7 @@ class Request:
         eos_token_ids: ids that end it unless `params.ignore_eos`.
         row_schedule: see `RowSchedule`.
         wants_prompt_logits: every prompt row's logits are computed, not only the last one's.
+        constraint: what its output has to satisfy, for the runner; its end is an end before `min_tokens` too.
         arrival: order of arrival, unique and increasing; also the order after preemption.
         num_computed_tokens: leading tokens whose state lies in the caches, or will when the scheduled steps have run.
         output_token_ids: tokens generated so far.
@@ -83,6 +84,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     row_schedule: RowSchedule = RowSchedule()
     wants_prompt_logits: bool = False
+    constraint: object | None = None
     arrival: int = 0
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0

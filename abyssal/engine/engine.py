@@ -1,6 +1,6 @@
 """Engine: validates requests, runs steps, hands out outputs.
 
-add -> Scheduler.add
+add -> Scheduler.add, for constrained requests once their grammar is compiled (ConstrainedRequests)
 step: Scheduler.schedule -> StepPipeline.launch (ModelRunner.run) -> StepPipeline.take -> Scheduler.update -> RequestTracker
       -> RequestOutput
 """
@@ -24,13 +24,15 @@ from ..core.request import Request, RowSchedule
 from ..core.sampling_params import SamplingParams
 from ..runner.drafting import Oracle
 from ..scheduler.speculation import Recorder
+from ..structured.spec import StructuredOutput
 from ..text.detokenizer import IncrementalDetokenizer
+from .constrained import ConstrainedRequests
 from .draft_scores import DraftProbe, DraftScores
 from .drafts import check_speculation
 from .group import SampleGroup, params_of
 from .launch import EngineParts, launch
 from .pipeline import StepPipeline
-from .preparation import resolve_params, seed_of
+from .preparation import prompt_ids, resolve_params, seed_of
 from .stats import EngineStats
 from .tracker import RequestTracker, TextSink
 
@@ -45,6 +47,7 @@ class Engine:
         tokenizer: None if the model folder has none; then prompts are token ids.
         chat: renders conversations; None without a tokenizer.
         max_model_len: tokens of one sequence at most.
+        constrained: requests whose grammar is being compiled, and the compiler.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Engine:
         self._scheduler, self._runner = parts.scheduler, parts.runner
         self._drafts = parts.drafts
         self._pipeline = StepPipeline(parts.runner, overlap=config.overlap)
+        self.constrained = ConstrainedRequests(parts.tokenizer, parts.token_roles)
         self._trackers: dict[str, RequestTracker] = {}
         self._groups: dict[str, SampleGroup] = {}  # by the id of each of their sequences
         self._ready: list[RequestOutput] = []
@@ -100,7 +104,7 @@ class Engine:
         scheduler = self._scheduler
         return EngineStats(
             num_requests_running=scheduler.num_running,
-            num_requests_waiting=scheduler.num_waiting,
+            num_requests_waiting=scheduler.num_waiting + len(self.constrained),
             kv_cache_usage=self._cache.usage,
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
@@ -151,7 +155,7 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a step would do or return anything."""
-        return self._scheduler.has_unfinished or bool(self._ready)
+        return self._scheduler.has_unfinished or bool(self._ready) or len(self.constrained) > 0
 
     def add(
         self,
@@ -162,6 +166,7 @@ class Engine:
         row_schedule: RowSchedule = RowSchedule(),  # noqa: B008 (frozen)
         wants_prompt_logits: bool = False,
         sink: TextSink | Sequence[TextSink] | None = None,
+        structured: StructuredOutput | None = None,
     ) -> str:
         """Queue a request.
 
@@ -169,6 +174,8 @@ class Engine:
             prompt: text, which gets BOS if it has none, or token ids, which are taken as they are.
             request_id: must differ from those of unfinished requests; None makes one up.
             sink: takes the generated ids (a chat parser), one for each of `params.n` outputs; None for plain text.
+            structured: what the output has to satisfy; the request starts when its grammar is compiled. Its end is the
+                grammar's: `ignore_eos` has no effect, and a finished grammar ends the request before `min_tokens` too.
 
         Returns:
             The request's id.
@@ -176,7 +183,7 @@ class Engine:
         Raises:
             InvalidRequest: nothing was queued.
         """
-        token_ids = self._token_ids(prompt)
+        token_ids = prompt_ids(prompt, self.tokenizer, self.model_config.text.vocab_size)
         limit = self.max_model_len + 1 if wants_prompt_logits else self.max_model_len
         if len(token_ids) >= limit:
             raise InvalidRequest(
@@ -185,6 +192,9 @@ class Engine:
                 f"must be shorter than max_model_len={limit} tokens to leave room for one more",
             )
         params = resolve_params(params, self._roles, self.tokenizer)
+        if structured is not None:
+            self.constrained.check(structured)
+            params = replace(params, ignore_eos=False)
         group = SampleGroup(request_id if request_id is not None else f"request-{self._num_added}")
         for index in range(params.n):
             if group.sequence_id(index) in self._groups:
@@ -201,21 +211,33 @@ class Engine:
                 row_schedule=row_schedule,
                 wants_prompt_logits=wants_prompt_logits,
             )
-            self._scheduler.add(sequence)
             group.trackers.append(RequestTracker(sequence, text, own_sink, self._roles.vocab_size))
         self._num_added += 1
-        if group.is_finished:
-            self._ready.append(group.output())
+        self._trackers |= {tracker.request.request_id: tracker for tracker in group.trackers}
+        self._groups |= {tracker.request.request_id: group for tracker in group.trackers}
+        sequences = [tracker.request for tracker in group.trackers]
+        if structured is not None:
+            self.constrained.add(group.request_id, structured, sequences)
         else:
-            self._trackers |= {tracker.request.request_id: tracker for tracker in group.trackers}
-            self._groups |= {tracker.request.request_id: group for tracker in group.trackers}
+            self._queue(group, sequences)
         return group.request_id
+
+    def _queue(self, group: SampleGroup, sequences: Sequence[Request]) -> None:
+        """Hand sequences to the scheduler; those that can never run, or have failed before, end here."""
+        for sequence in sequences:
+            if not sequence.is_finished:
+                self._scheduler.add(sequence)
+            if sequence.is_finished:
+                del self._trackers[sequence.request_id]
+        if group.is_finished:
+            self._ready.append(self._output(group))
 
     def abort(self, request_id: str) -> None:
         """End a request; its output, with what was generated so far, comes from the next step. Unknown ids are ignored."""
         group = self._groups.get(request_id)
         if group is None or group.request_id != request_id:
             return
+        self.constrained.abort(request_id)
         for tracker in group.trackers:
             self._scheduler.abort(tracker.request.request_id)
             self._trackers.pop(tracker.request.request_id, None)
@@ -227,6 +249,9 @@ class Engine:
         Returns:
             The requests that got a token or ended, text and ids cumulative.
         """
+        is_idle = not self._scheduler.has_unfinished and not self._ready and not self._pipeline.num_out
+        for group_id, sequences in self.constrained.take(may_wait=is_idle):
+            self._queue(self._groups[group_id], sequences)
         outputs, self._ready = self._ready, []
         began = time.perf_counter()
         scheduled = self._scheduler.schedule()
@@ -321,6 +346,7 @@ class Engine:
             self.abort(request_id)
         self._pipeline.close()
         self._ready.clear()
+        self.constrained.close()
 
     def check_integrity(self) -> None:
         """Compare scheduler and caches (tests). Raises AssertionError naming what is wrong."""
@@ -414,22 +440,6 @@ class Engine:
             self._scheduler.stop(request.request_id, tracker.stop_string, num_output_tokens=tracker.num_tokens)
         elif tracker.num_tokens < len(request.output_token_ids):
             request.end_earlier(tracker.num_tokens, tracker.stop_string)
-
-    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InvalidRequest("prompt", prompt, "is text, but this model folder has no tokenizer; give token ids")
-            if not prompt:
-                raise InvalidRequest("prompt", prompt, "is empty; give at least one character")
-            return self.tokenizer.encode(prompt)
-        token_ids = list(prompt)
-        vocab_size = self.model_config.text.vocab_size
-        if not token_ids:
-            raise InvalidRequest("prompt", token_ids, "is empty; give at least one token id")
-        for position, token_id in enumerate(token_ids):
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-                raise InvalidRequest(f"prompt[{position}]", token_id, f"must be a token id in [0, {vocab_size - 1}]")
-        return token_ids
 
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:

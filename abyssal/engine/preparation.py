@@ -1,8 +1,8 @@
-"""From a user's sampling parameters to what sequences run with: ids checked, bad words spelled, seeds for each output."""
+"""From what a user asks to what sequences run with: ids checked, bad words spelled, seeds for each output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..core.errors import InvalidRequest
@@ -20,6 +20,27 @@ def token_roles(vocab_size: int, eos: frozenset[int], tokenizer: Tokenizer | Non
     if tokenizer is None:
         return TokenRoles(vocab_size, eos)
     return TokenRoles(vocab_size, eos, tokenizer.token_id(THINK_START), tokenizer.token_id(THINK_END))
+
+
+def prompt_ids(prompt: str | Sequence[int], tokenizer: Tokenizer | None, vocab_size: int) -> list[int]:
+    """Ids of a prompt: text gets BOS if it has none, ids are taken as they are.
+
+    Raises:
+        InvalidRequest: for an empty prompt, ids outside of the vocabulary, or text without a tokenizer.
+    """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise InvalidRequest("prompt", prompt, "is text, but this model folder has no tokenizer; give token ids")
+        if not prompt:
+            raise InvalidRequest("prompt", prompt, "is empty; give at least one character")
+        return tokenizer.encode(prompt)
+    token_ids = list(prompt)
+    if not token_ids:
+        raise InvalidRequest("prompt", token_ids, "is empty; give at least one token id")
+    for position, token_id in enumerate(token_ids):
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"prompt[{position}]", token_id, f"must be a token id in [0, {vocab_size - 1}]")
+    return token_ids
 
 
 def resolve_params(params: SamplingParams, roles: TokenRoles, tokenizer: Tokenizer | None) -> SamplingParams:

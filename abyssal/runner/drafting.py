@@ -12,10 +12,14 @@ from ..core.batch import DraftBatch, ForwardBatch
 from ..core.sampling_params import SamplingParams
 from ..model.common import Caches
 from ..model.dspark import DraftBlock, DraftChain
+from .constraints import DraftWalk
 from .logit_rules import LogitRules
 from .resolve import DraftSplit
 from .sampler import SamplingRow
 from .verify import AcceptanceRule, without_logprobs
+
+CERTAIN = 20.0
+"""Logit of the confidence in a draft that is the only token its grammar allows."""
 
 
 class DraftModel(Protocol):
@@ -78,8 +82,12 @@ class Drafting:
         self.model, self.rule, self.split = model, rule, split
         self.oracle: Oracle | None = None
 
-    def draft(self, requests: Sequence[DraftRequest], caches: Caches) -> list[Drafts]:
-        """Draft for all requests in one pass."""
+    def draft(self, requests: Sequence[DraftRequest], caches: Caches, walk: DraftWalk | None = None) -> list[Drafts]:
+        """Draft for all requests in one pass.
+
+        Args:
+            walk: of the requests' grammars, under which drafts are drawn as their tokens will be; None if they have none.
+        """
         anchors = torch.tensor([r.anchor_id for r in requests], dtype=torch.int32)
         starts = torch.tensor([r.position for r in requests], dtype=torch.int32)
         slots = [r.state_slot for r in requests]
@@ -88,20 +96,29 @@ class Drafting:
         chains: list[list[int]] = [[] for _ in requests]
 
         def choose(place: int, logits: torch.Tensor) -> torch.Tensor:
+            masks = [None] * len(requests) if walk is None else walk.masks()
             rows = [
-                SamplingRow(own, r.seed, r.position + 1 + place, r.rules, tuple(drafted))
-                for own, r, drafted in zip(params, requests, chains, strict=True)
+                SamplingRow(own, r.seed, r.position + 1 + place, r.rules, tuple(drafted), mask)
+                for own, r, drafted, mask in zip(params, requests, chains, masks, strict=True)
             ]
             ids = self.rule.draft(logits, slots, rows, place)
             for drafted, token_id in zip(chains, ids, strict=True):
                 drafted.append(token_id)
+            if walk is not None:
+                walk.advance(ids)
             return torch.tensor(ids, dtype=torch.int32)
 
         chain = self.model.chain(block, anchors, max(r.length for r in requests), choose)
         ids, confidence = chain.token_ids.tolist(), chain.confidence.nan_to_num(nan=-torch.inf).tolist()
+        if walk is not None:
+            confidence = [_with_certainty(own, sure) for own, sure in zip(confidence, walk.certain, strict=True)]
         drafts = [
             Drafts(own_ids[: r.length], own[: r.length]) for r, own_ids, own in zip(requests, ids, confidence, strict=True)
         ]
         if self.oracle is not None:
             drafts = [self.oracle(request, own) for request, own in zip(requests, drafts, strict=True)]
         return drafts
+
+
+def _with_certainty(confidence: Sequence[float], certain: Sequence[bool]) -> list[float]:
+    return [CERTAIN if sure else own for own, sure in zip(confidence, certain, strict=True)]

@@ -200,7 +200,10 @@ class LogitRules:
         mask = np.zeros(_num_words(self._roles.vocab_size), np.uint32)
         width = min(len(mask), len(grammar))
         mask[:width] = grammar[:width].view(np.uint32)
-        return mask & mask_of(None, self._roles.vocab_size)
+        used = self._roles.vocab_size % 32
+        if used:
+            mask[-1] &= np.uint32((1 << used) - 1)
+        return mask
 
 
 def mask_of(token_ids: Sequence[int] | None, vocab_size: int) -> Mask:

@@ -22,6 +22,8 @@ from ..core.batch import (
     TokenLogprobs,
 )
 from ..model.common import Caches
+from ..structured.mask import Mask
+from .constraints import Constraints
 from .drafting import Drafting, DraftRequest
 from .input_batch import BatchGeometry, InputBatch
 from .logit_rules import LogitRules
@@ -60,6 +62,7 @@ class ModelRunner:
         self._assigned: dict[int, SlotAssignment] = {}
         self._rules: dict[int, LogitRules | None] = {}
         self._confidences: dict[int, tuple[float, ...]] = {}  # of the drafts that a slot holds
+        self._constraints = Constraints(sampler.roles.vocab_size)
         self.drafting = drafting
         self.num_rows = self.num_decoder_rows = 0
         self.last_features: torch.Tensor | None = None
@@ -69,16 +72,14 @@ class ModelRunner:
     def run(self, step: SchedulerOutput) -> RunnerOutput:
         """Compute a step's rows, draw the tokens that follow them, and draft those that may come after."""
         for assignment in step.assignments:
-            self._confidences.pop(assignment.state_slot, None)
-            self._inputs.assign(assignment, every_row=_wants_prompt_rows(assignment))
-            self._assigned[assignment.state_slot] = assignment
-            self._rules[assignment.state_slot] = self._sampler.rules_of(
-                assignment.params, assignment.token_ids, assignment.num_prompt_tokens
-            )
+            self._assign(assignment)
         began = time.perf_counter()
         step = resolve(step, self._inputs, self._confidences, None if self.drafting is None else self.drafting.split)
         if not step.rows:
             return RunnerOutput()
+        self._constraints.begin(
+            [(r.state_slot, self._inputs.drafts(r.state_slot, r.num_drafts)) for r in step.rows if r.samples]
+        )
         scored = frozenset(r.request_id for r in step.rows if _wants_prompt_rows(self._assigned[r.state_slot]))
         batch = self._inputs.gather(step, scored)
         gathered = time.perf_counter()
@@ -97,6 +98,15 @@ class ModelRunner:
         timing = StepTiming(computed - gathered, drawn - computed, time.perf_counter() - drawn, gathered - began)
         return replace(output, timing=timing)
 
+    def _assign(self, assignment: SlotAssignment) -> None:
+        slot, num_prompt = assignment.state_slot, assignment.num_prompt_tokens
+        self._confidences.pop(slot, None)
+        self._inputs.assign(assignment, every_row=_wants_prompt_rows(assignment))
+        self._assigned[slot] = assignment
+        self._rules[slot] = self._sampler.rules_of(assignment.params, assignment.token_ids, num_prompt)
+        num_output = 0 if num_prompt is None else len(assignment.token_ids) - num_prompt
+        self._constraints.assign(slot, assignment.constraint, num_output)
+
     def _finish(self, step: SchedulerOutput, scored: frozenset[str], logits: torch.Tensor) -> RunnerOutput:
         output = RunnerOutput()
         sampling: list[tuple[ScheduledRows, Verification]] = []
@@ -111,31 +121,39 @@ class ModelRunner:
             if assigned.params.prompt_logprobs is not None:
                 output.prompt_logprobs[rows.request_id] = self._prompt_logprobs(rows, assigned, part)
             if rows.samples:
-                sampling.append((rows, self._verification(rows, assigned, begin - 1 - rows.num_drafts)))
+                masks = self._constraints.masks_of(rows.state_slot)
+                if isinstance(masks, str):
+                    output.errors[rows.request_id] = masks
+                else:
+                    sampling.append((rows, self._verification(rows, assigned, begin - 1 - rows.num_drafts, masks)))
         rule = self._plain if self.drafting is None else self.drafting.rule
         verified = rule.verify(logits, [verification for _, verification in sampling]) if sampling else []
         for (rows, _), result in zip(sampling, verified, strict=True):
-            if isinstance(result, str):
-                output.errors[rows.request_id] = result
-            else:
+            refused = result if isinstance(result, str) else self._append(rows.state_slot, [t.token_id for t in result])
+            if refused is not None:
+                output.errors[rows.request_id] = refused
+            elif not isinstance(result, str):
                 output.sampled[rows.request_id] = result
                 if rows.num_drafts:
                     output.verified[rows.request_id] = rows.num_drafts
-                self._append(rows.state_slot, [token.token_id for token in result])
         return output
 
-    def _append(self, slot: int, token_ids: list[int]) -> None:
+    def _append(self, slot: int, token_ids: list[int]) -> str | None:
+        """Tokens of a slot were drawn; a reason if they break its constraint."""
         self._inputs.append(slot, token_ids)
         self._confidences.pop(slot, None)
         rules = self._rules[slot]
         if rules is not None:
             rules.append(token_ids)
+        return self._constraints.accept(slot, token_ids)
 
-    def _verification(self, rows: ScheduledRows, assigned: SlotAssignment, first_row: int) -> Verification:
+    def _verification(
+        self, rows: ScheduledRows, assigned: SlotAssignment, first_row: int, masks: Mask | None
+    ) -> Verification:
         position = rows.start + rows.num_rows - rows.num_drafts
         draft_ids = self._inputs.drafts(rows.state_slot, rows.num_drafts)
         rules = self._rules[rows.state_slot]
-        return Verification(rows.state_slot, first_row, draft_ids, assigned.params, assigned.seed, position, rules)
+        return Verification(rows.state_slot, first_row, draft_ids, assigned.params, assigned.seed, position, rules, masks)
 
     def _draft(self, step: SchedulerOutput, output: RunnerOutput) -> None:
         requests = []
@@ -158,7 +176,11 @@ class ModelRunner:
         if not requests:
             return
         assert self.drafting is not None, "drafts were scheduled, but nothing drafts"
-        for request, drafts in zip(requests, self.drafting.draft(requests, self._storage), strict=True):
+        walk = self._constraints.walk([request.state_slot for request in requests])
+        drafted = self.drafting.draft(requests, self._storage, walk)
+        if walk is not None:
+            walk.close()
+        for request, drafts in zip(requests, drafted, strict=True):
             self._inputs.set_drafts(request.state_slot, drafts.token_ids)
             confidence = tuple(drafts.confidence)
             self._confidences[request.state_slot] = output.drafts[request.request_id] = confidence

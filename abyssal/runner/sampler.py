@@ -71,6 +71,7 @@ class Sampler:
 
     def __init__(self, ops: OpTable, roles: TokenRoles) -> None:
         self._ops, self.roles = ops, roles
+        self._no_rules = LogitRules(SamplingParams(), roles)
 
     def rules_of(self, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int | None) -> LogitRules | None:
         """Rules for a request with these tokens so far, if it needs any."""
@@ -167,7 +168,7 @@ class Sampler:
     def _change(self, row: SamplingRow) -> LogitChange | str | None:
         rules = row.rules
         if rules is None and row.mask is not None:
-            rules = LogitRules(SamplingParams(), self.roles)
+            rules = self._no_rules
         return None if rules is None else rules.change(row.drafted, row.mask)
 
     def _add_logprobs(

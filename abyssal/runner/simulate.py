@@ -29,7 +29,7 @@ class SimulatedAcceptance:
         results: list[Verified] = [[] for _ in requests]
         going, place = list(range(len(requests))), 0
         while going:
-            here = [replace(requests[i], first_row=requests[i].first_row + place, draft_ids=()) for i in going]
+            here = [_only(requests[i], place) for i in going]
             kept = []
             for i, drawn in zip(going, self._coupled.verify(logits, here), strict=True):
                 tokens, drafts = results[i], requests[i].draft_ids
@@ -47,3 +47,9 @@ class SimulatedAcceptance:
         """The same drafts, with the confidence that they deserve."""
         share = min(max(self._share, 1e-9), 1 - 1e-9)
         return replace(drafts, confidence=[math.log(share / (1 - share))] * len(drafts.token_ids))
+
+
+def _only(request: Verification, place: int) -> Verification:
+    """The row of one place, as if nothing was drafted."""
+    masks = None if request.masks is None else request.masks[place:]
+    return replace(request, first_row=request.first_row + place, draft_ids=(), masks=masks)

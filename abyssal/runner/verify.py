@@ -22,6 +22,7 @@ import torch
 from ..core.batch import SampledToken
 from ..core.noise import philox
 from ..core.sampling_params import SamplingParams
+from ..structured.mask import Mask
 from .distribution import Distribution
 from .logit_rules import LogitRules
 from .sampler import Sampler, SamplingRow
@@ -40,6 +41,8 @@ class Verification:
         draft_ids: drafted tokens, perhaps none.
         position: of the first token to be drawn.
         rules: of the request, if it needs any; they know its tokens up to that position.
+        masks: int32 [1 + drafts, words] of the request's grammar, one for each row; None without a grammar. Those behind the
+            first draft that the grammar does not allow are not looked at.
     """
 
     state_slot: int
@@ -49,10 +52,12 @@ class Verification:
     seed: int
     position: int
     rules: LogitRules | None = None
+    masks: Mask | None = None
 
     def row(self, place: int) -> SamplingRow:
         """How the token at that place is drawn."""
-        return SamplingRow(self.params, self.seed, self.position + place, self.rules, self.draft_ids[:place])
+        mask = None if self.masks is None else self.masks[place]
+        return SamplingRow(self.params, self.seed, self.position + place, self.rules, self.draft_ids[:place], mask)
 
 
 Verified = list[SampledToken] | str

@@ -447,4 +447,5 @@ def _assignment(stay: _Stay) -> SlotAssignment:
         params=request.params,
         seed=request.seed,
         wants_prompt_logits=request.wants_prompt_logits,
+        constraint=request.constraint,
     )

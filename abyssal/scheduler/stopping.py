@@ -9,7 +9,7 @@ def check_stop(request: Request, max_total_tokens: int) -> tuple[FinishReason, i
     """Judge a request by its newest output token.
 
     A token that ends the sequence counts before a limit that is reached with it. Before `min_tokens` tokens only the limits
-    count.
+    count, unless the request is under a constraint: then an end is drawn so early only because nothing else may follow.
 
     Args:
         max_total_tokens: limit on prompt plus output.
@@ -20,7 +20,7 @@ def check_stop(request: Request, max_total_tokens: int) -> tuple[FinishReason, i
     params = request.params
     token_id = request.output_token_ids[-1]
     num_output_tokens = len(request.output_token_ids)
-    if num_output_tokens >= params.min_tokens:
+    if num_output_tokens >= params.min_tokens or request.constraint is not None:
         if token_id in request.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP, None
         if token_id in params.stop_token_ids:

@@ -103,8 +103,12 @@ class LLGuidanceBackend(Backend):
     def eos_id(self) -> int:
         return self._eos_id
 
+    @classmethod
+    def check(cls, spec: StructuredOutput, dsml_id: int | None) -> None:
+        _source(spec, dsml_id)
+
     def compile(self, spec: StructuredOutput) -> tuple[EngineMatcher, int]:
-        source, schema = self._source(spec)
+        source, schema = _source(spec, self.vocabulary.dsml_id)
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if not matcher.is_error():
             row = np.empty((self.vocabulary.size + 31) // 32, dtype=np.int32)
@@ -136,36 +140,37 @@ class LLGuidanceBackend(Backend):
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, address, row_bytes, num_rows)
 
-    def _source(self, spec: StructuredOutput) -> tuple[str, CheckedSchema | None]:
-        """The grammar in the library's words, and the schema it comes from.
-
-        Raises:
-            InvalidRequest: for what would not be enforced.
-        """
-        options = json_options(spec.max_whitespace)
-        try:
-            if spec.kind in ("json", "json_object"):
-                checked = check_schema(spec.schema())
-                return _json_grammar(checked.text, options), checked
-            if spec.kind == "choice":
-                return llguidance.LLMatcher.grammar_from_regex("|".join(map(literal, spec.choice or ()))), None
-            if spec.kind == "regex":
-                expression = rewrite(str(spec.regex), anchors=False, json_text=False).text
-                return llguidance.LLMatcher.grammar_from_regex(expression), None
-            if spec.kind == "grammar":
-                text = str(spec.grammar)
-                lark = gbnf_to_lark(text) if "::=" in text else check_lark(text, options)
-                return llguidance.LLMatcher.grammar_from_lark(lark), None
-        except (SchemaError, RegexError, GbnfError, LarkError) as error:
-            raise InvalidRequest(spec.kind, getattr(spec, spec.kind), str(error)) from error
-        if self.vocabulary.dsml_id is None:
-            raise InvalidRequest("tools", spec.tool_choice, "the tokenizer has no marker for tool calls")
-        return llguidance.LLMatcher.grammar_from_lark(call_grammar(spec, self.vocabulary.dsml_id, options)), None
-
     def _why_refused(self, schema_text: str, spec: StructuredOutput) -> str | None:
         source = _json_grammar(schema_text, json_options(spec.max_whitespace))
         message = llguidance.LLMatcher.validate_grammar(source, self._tokenizer, limits=self._limits)
         return first_line(message) if message else None
+
+
+def _source(spec: StructuredOutput, dsml_id: int | None) -> tuple[str, CheckedSchema | None]:
+    """The grammar in the library's words, and the schema it comes from.
+
+    Raises:
+        InvalidRequest: for what would not be enforced.
+    """
+    options = json_options(spec.max_whitespace)
+    try:
+        if spec.kind in ("json", "json_object"):
+            checked = check_schema(spec.schema())
+            return _json_grammar(checked.text, options), checked
+        if spec.kind == "choice":
+            return llguidance.LLMatcher.grammar_from_regex("|".join(map(literal, spec.choice or ()))), None
+        if spec.kind == "regex":
+            expression = rewrite(str(spec.regex), anchors=False, json_text=False).text
+            return llguidance.LLMatcher.grammar_from_regex(expression), None
+        if spec.kind == "grammar":
+            text = str(spec.grammar)
+            lark = gbnf_to_lark(text) if "::=" in text else check_lark(text, options)
+            return llguidance.LLMatcher.grammar_from_lark(lark), None
+    except (SchemaError, RegexError, GbnfError, LarkError) as error:
+        raise InvalidRequest(spec.kind, getattr(spec, spec.kind), str(error)) from error
+    if dsml_id is None:
+        raise InvalidRequest("tools", spec.tool_choice, "the tokenizer has no marker for tool calls")
+    return llguidance.LLMatcher.grammar_from_lark(call_grammar(spec, dsml_id, options)), None
 
 
 def _without_spelled_markup(tokenizer_json: str) -> str:

@@ -90,32 +90,52 @@ class XGrammarBackend(Backend):
     def eos_id(self) -> int:
         return self._eos_id
 
+    @classmethod
+    def check(cls, spec: StructuredOutput, dsml_id: int | None) -> None:
+        _source(spec)
+
     def compile(self, spec: StructuredOutput) -> tuple[EngineMatcher, int]:
         try:
-            compiled = self._compile(spec)
-        except (SchemaError, RegexError, RuntimeError) as error:
+            compiled = self._compile(spec, _source(spec))
+        except RuntimeError as error:
             raise InvalidRequest(spec.kind, getattr(spec, spec.kind), str(error).split("\n", 1)[0]) from error
         return XGrammarMatcher(xgrammar.GrammarMatcher(compiled), self._text_ids), int(compiled.memory_size_bytes)
 
-    def _compile(self, spec: StructuredOutput) -> Any:
+    def _compile(self, spec: StructuredOutput, source: str) -> Any:
         if spec.kind in ("json", "json_object"):
-            checked = check_schema(spec.schema())
-            _check(checked.schema, "$", checked.paths)
             compact = spec.max_whitespace == 0
             return self._compiler.compile_json_schema(
-                checked.text,
+                source,
                 any_whitespace=not compact,
                 separators=(",", ":") if compact else None,
                 strict_mode=False,
                 max_whitespace_cnt=None if compact else spec.max_whitespace,
             )
+        if spec.kind == "grammar":
+            return self._compiler.compile_grammar(source)
+        return self._compiler.compile_regex(source)
+
+
+def _source(spec: StructuredOutput) -> str:
+    """The schema, expression or grammar in the library's words.
+
+    Raises:
+        InvalidRequest: for what would not be enforced.
+    """
+    try:
+        if spec.kind in ("json", "json_object"):
+            checked = check_schema(spec.schema())
+            _check(checked.schema, "$", checked.paths)
+            return checked.text
         if spec.kind == "choice":
-            return self._compiler.compile_regex("|".join(_readable(literal(text)) for text in spec.choice or ()))
+            return "|".join(_readable(literal(text)) for text in spec.choice or ())
         if spec.kind == "regex":
-            return self._compiler.compile_regex(_readable(rewrite(str(spec.regex), anchors=False, json_text=False).text))
-        if spec.kind == "grammar" and "::=" in str(spec.grammar):
-            return self._compiler.compile_grammar(str(spec.grammar))
-        raise InvalidRequest("backend", spec.backend, f"{spec.kind} of this kind {_HINT}")
+            return _readable(rewrite(str(spec.regex), anchors=False, json_text=False).text)
+    except (SchemaError, RegexError) as error:
+        raise InvalidRequest(spec.kind, getattr(spec, spec.kind), str(error)) from error
+    if spec.kind == "grammar" and "::=" in str(spec.grammar):
+        return str(spec.grammar)
+    raise InvalidRequest("backend", spec.backend, f"{spec.kind} of this kind {_HINT}")
 
 
 def _text(vocabulary: Vocabulary, token_id: int) -> bytes:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.errors import InvalidRequest
 from .grammar import Backend, EngineMatcher
@@ -103,6 +104,20 @@ class GrammarCompiler:
         self._marker: SpelledMarker | None = None
         self.stats = CompilerStats()
 
+    def check(self, spec: StructuredOutput) -> None:
+        """Refuse what is known not to be enforced, in the calling thread and within milliseconds for schemas of usual size.
+
+        Raises:
+            InvalidRequest: naming the parameter and, for a schema, keyword and path.
+        """
+        with self._lock:
+            if spec.key in self._cache or spec.key in self._running:
+                return
+        if spec.thinking and self._vocabulary.think_end_id is None:
+            raise InvalidRequest("thinking", True, "the tokenizer has no </think>")
+        if spec.kind != "tools" or spec.tool_choice != "none":
+            _backend_class(_library(spec)).check(spec, self._vocabulary.dsml_id)
+
     def submit(self, spec: StructuredOutput) -> Future[CompiledGrammar]:
         """Start compiling, or find it compiled. The future fails with `InvalidRequest`, after the time limit too."""
         with self._lock:
@@ -145,7 +160,7 @@ class GrammarCompiler:
         started = time.perf_counter()
         if spec.thinking and self._vocabulary.think_end_id is None:
             raise InvalidRequest("thinking", True, "the tokenizer has no </think>")
-        backend = self._backend("llguidance" if spec.backend == "auto" else spec.backend)
+        backend = self._backend(_library(spec))
         marker = None
         if spec.kind == "tools":
             with self._backend_lock:
@@ -164,20 +179,10 @@ class GrammarCompiler:
     def _backend(self, name: str) -> Backend:
         with self._backend_lock:
             if name not in self._backends:
-                if importlib.util.find_spec(name) is None:
-                    raise InvalidRequest("backend", name, f"is not installed: pip install {name}")
-                self._backends[name] = self._make_backend(name)
+                made: Any = _backend_class(name)
+                threads = (self._mask_threads,) if name == "llguidance" else ()
+                self._backends[name] = made(self._vocabulary, *threads)
             return self._backends[name]
-
-    def _make_backend(self, name: str) -> Backend:
-        """Import a library only when it is used."""
-        if name == "llguidance":
-            from .backend_llguidance import LLGuidanceBackend
-
-            return LLGuidanceBackend(self._vocabulary, self._mask_threads)
-        from .backend_xgrammar import XGrammarBackend
-
-        return XGrammarBackend(self._vocabulary)
 
     def _keep(self, key: str, future: Future[CompiledGrammar]) -> None:
         with self._lock:
@@ -194,3 +199,20 @@ class GrammarCompiler:
             while self._cached_bytes > self._cache_bytes:
                 _, oldest = self._cache.popitem(last=False)
                 self._cached_bytes -= oldest.size_bytes
+
+
+def _library(spec: StructuredOutput) -> str:
+    return "llguidance" if spec.backend == "auto" else spec.backend
+
+
+def _backend_class(name: str) -> type[Backend]:
+    """A library is imported only when it is used."""
+    if importlib.util.find_spec(name) is None:
+        raise InvalidRequest("backend", name, f"is not installed: pip install {name}")
+    if name == "llguidance":
+        from .backend_llguidance import LLGuidanceBackend
+
+        return LLGuidanceBackend
+    from .backend_xgrammar import XGrammarBackend
+
+    return XGrammarBackend

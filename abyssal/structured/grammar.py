@@ -78,6 +78,18 @@ class Backend(ABC):
     def eos_id(self) -> int:
         """The EOS id that the engine's masks use."""
 
+    @classmethod
+    @abstractmethod
+    def check(cls, spec: StructuredOutput, dsml_id: int | None) -> None:
+        """Refuse at once what is known not to be enforced, without the vocabulary and without compiling.
+
+        Args:
+            dsml_id: the marker of tool calls, None if the tokenizer has none.
+
+        Raises:
+            InvalidRequest: as `compile`, which may still find more.
+        """
+
     @abstractmethod
     def compile(self, spec: StructuredOutput) -> tuple[EngineMatcher, int]:
         """A matcher in its first state and the bytes it takes, roughly.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -85,6 +86,16 @@ class StructuredOutput:
         """Hash of everything that decides what is allowed."""
         content = repr([(f.name, getattr(self, f.name)) for f in fields(self)])
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def after_reasoning(self, thinking: bool) -> StructuredOutput:
+        """The same constraint for a prompt that ends in `<think>`, or for one that does not."""
+        if thinking == self.thinking:
+            return self
+        if thinking and self.tools_opened:
+            raise InvalidRequest("tools_opened", True, "cannot follow a prompt that ends in <think>")
+        other = copy.copy(self)
+        object.__setattr__(other, "thinking", thinking)
+        return other
 
     def schema(self) -> Json:
         """The parsed JSON schema of the kinds `json` and `json_object`."""
@@ -195,3 +206,41 @@ def from_response_format(response_format: Mapping[str, Json] | None, *, thinking
             'type must be text, json_object, or json_schema with {"json_schema": {"schema": ...}}',
         )
     return StructuredOutput(json=outer["schema"], thinking=thinking)
+
+
+def from_tools(
+    tools: Sequence[Mapping[str, Json]] | None,
+    tool_choice: str | Mapping[str, Json] | None = None,
+    *,
+    parallel_tool_calls: bool = True,
+    thinking: bool = False,
+) -> StructuredOutput | None:
+    """The constraint that OpenAI's `tools` and `tool_choice` stand for.
+
+    None where the model is free: it may call or not, no function is `"strict": true`, and calls may follow one another.
+
+    Raises:
+        InvalidRequest: for tools or a choice that cannot be obeyed.
+    """
+    if not tools:
+        if tool_choice not in (None, "auto", "none"):
+            raise InvalidRequest("tool_choice", tool_choice, "has no meaning without tools")
+        return None
+    if tool_choice in (None, "auto"):
+        if parallel_tool_calls and not any(_is_strict(tool) for tool in tools):
+            return None
+        tools = [tool if _is_strict(tool) else _lenient(tool) for tool in tools]
+    return StructuredOutput(
+        tools=tools, tool_choice=tool_choice or "auto", parallel_tool_calls=parallel_tool_calls, thinking=thinking
+    )
+
+
+def _is_strict(tool: Json) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and function.get("strict") is True
+
+
+def _lenient(tool: Any) -> Any:
+    """A tool whose schema is enforced as far as that is possible."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return {**tool, "function": {**function, "strict": False}} if isinstance(function, Mapping) else tool
