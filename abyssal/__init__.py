@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from .core.outputs import CompletionOutput, RequestOutput
     from .core.sampling_params import SamplingParams
     from .llm import LLM
+    from .structured.spec import StructuredOutput
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "StructuredOutput", "__version__"]
 
 _HOMES = {
     "LLM": ".llm",
@@ -21,6 +22,7 @@ _HOMES = {
     "EngineConfig": ".config.engine",
     "RequestOutput": ".core.outputs",
     "CompletionOutput": ".core.outputs",
+    "StructuredOutput": ".structured.spec",
 }
 
 

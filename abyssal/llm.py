@@ -12,7 +12,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,32 +21,28 @@ from .config.env import prepare_process
 from .core.errors import InvalidRequest
 from .core.outputs import CompletionOutput, RequestOutput
 from .core.sampling_params import SamplingParams
+from .prompts import (
+    ChatOptions,
+    Job,
+    Message,
+    Params,
+    Prompt,
+    constraints_for,
+    listed_conversations,
+    listed_prompts,
+    params_for,
+    prompt_maker,
+    with_length,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from .engine.engine import Engine
-    from .text.chat import ChatParser
+    from .structured.spec import StructuredOutput
     from .text.tokenizer import Tokenizer
 
 prepare_process()
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
-Params = SamplingParams | Sequence[SamplingParams | None] | None
-
-DEFAULT_MAX_TOKENS = 8192
-"""Generated tokens where `max_tokens` is None; a chat that thinks gets 65,536, at full effort 131,072. The model's length
-bounds all of them."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A request to be, made just before it is queued."""
-
-    prompt: str | Sequence[int]
-    params: SamplingParams
-    parsers: tuple[ChatParser, ...] = ()
 
 
 class LLM:
@@ -125,7 +121,12 @@ class LLM:
         return self._engine.score(token_ids, chunk=chunk, decode_from=decode_from)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        structured: StructuredOutput | Sequence[StructuredOutput | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -134,6 +135,7 @@ class LLM:
                 Text gets BOS in front; ids are taken as they are.
             sampling_params: for all prompts, or one for each; None for the defaults.
             use_tqdm: show progress.
+            structured: what outputs have to satisfy, for all prompts or one for each.
 
         Returns:
             One output for each prompt, in their order. A prompt that cannot be served has `error` set and finish reason
@@ -143,8 +145,11 @@ class LLM:
             TypeError: if the argument as a whole is of the wrong kind.
             InvalidRequest: if the numbers of prompts and parameters differ.
         """
-        listed = _listed_prompts(prompts)
-        return self._gather(self.as_completed(listed, _params_for(sampling_params, len(listed))), len(listed), use_tqdm)
+        listed = listed_prompts(prompts)
+        params = params_for(sampling_params, len(listed))
+        constraints = constraints_for(structured, len(listed))
+        makers = (prompt_maker(*job) for job in zip(listed, params, constraints, strict=True))
+        return self._gather(self._run(makers), len(listed), use_tqdm)
 
     def chat(
         self,
@@ -153,6 +158,10 @@ class LLM:
         *,
         use_tqdm: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        response_format: Mapping[str, Any] | None = None,
+        structured: StructuredOutput | None = None,
         thinking: bool = False,
         effort: str | None = None,
     ) -> list[RequestOutput]:
@@ -161,33 +170,52 @@ class LLM:
         Args:
             messages: dicts with `role` and `content` as in OpenAI's API.
             tools: function tools that may be called, in OpenAI's form.
-            thinking: let the model reason first; the reasoning comes back apart from the text.
+            tool_choice: "auto" (what None means), "none", "required", or an object that names a function. Calls satisfy
+                their schemas where they are required, and where a function has `"strict": true`.
+            parallel_tool_calls: False for one call at most.
+            response_format: OpenAI's `json_object` or `json_schema`, which the text satisfies.
+            structured: what the text has to satisfy, in place of `response_format`.
+            thinking: let the model reason first; the reasoning comes back apart from the text, and under no constraint.
             effort: how much: "low", "high" (what None means) or "max".
 
         Returns:
             As `generate`; `outputs[0]` has `reasoning` and `tool_calls` too.
         """
-        conversations = _listed_conversations(messages)
-        params = _params_for(sampling_params, len(conversations))
+        conversations = listed_conversations(messages)
+        params = params_for(sampling_params, len(conversations))
+        options = ChatOptions(tools, tool_choice, parallel_tool_calls, response_format, structured, thinking, effort)
         jobs = (
-            self._chat_maker(conversation, own, tools, thinking, effort)
-            for conversation, own in zip(conversations, params, strict=True)
+            self._chat_maker(conversation, own, options) for conversation, own in zip(conversations, params, strict=True)
         )
         return self._gather(self._run(jobs), len(conversations), use_tqdm)
 
     def as_completed(
-        self, prompts: Iterable[Prompt], sampling_params: SamplingParams | Iterable[SamplingParams | None] | None = None
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams | None] | None = None,
+        *,
+        structured: StructuredOutput | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Complete any number of prompts in bounded memory, taken from the iterable as the engine gets room.
+
+        Args:
+            structured: what all outputs have to satisfy.
 
         Yields:
             (position of the prompt, its finished output), in the order in which they finish.
         """
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            return self._run(_prompt_maker(prompt, sampling_params) for prompt in prompts)
-        return self._run(_prompt_maker(prompt, own) for prompt, own in zip(prompts, sampling_params, strict=True))
+            return self._run(prompt_maker(prompt, sampling_params, structured) for prompt in prompts)
+        pairs = zip(prompts, sampling_params, strict=True)
+        return self._run(prompt_maker(prompt, own, structured) for prompt, own in pairs)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        structured: StructuredOutput | None = None,
+    ) -> Iterator[RequestOutput]:
         """Complete one prompt, with an output whenever it grew. Text and ids are cumulative.
 
         Nothing happens before the first output is asked for; leaving the loop early ends the request.
@@ -195,7 +223,7 @@ class LLM:
         Raises:
             InvalidRequest: if the prompt cannot be served.
         """
-        return self._stream(_prompt_maker(prompt, sampling_params))
+        return self._stream(prompt_maker(prompt, sampling_params, structured))
 
     def stream_chat(
         self,
@@ -203,31 +231,36 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        response_format: Mapping[str, Any] | None = None,
+        structured: StructuredOutput | None = None,
         thinking: bool = False,
         effort: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one conversation, with an output whenever the answer grew. See `chat` and `stream`."""
-        return self._stream(self._chat_maker(messages, sampling_params, tools, thinking, effort))
+        options = ChatOptions(tools, tool_choice, parallel_tool_calls, response_format, structured, thinking, effort)
+        return self._stream(self._chat_maker(messages, sampling_params, options))
 
     def _chat_maker(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None,
-        tools: Sequence[Mapping[str, Any]] | None,
-        thinking: bool,
-        effort: str | None,
-    ) -> Callable[[], _Job]:
-        def make() -> _Job:
+        self, messages: Sequence[Message], params: SamplingParams | None, options: ChatOptions
+    ) -> Callable[[], Job]:
+        def make() -> Job:
             if self._engine.chat is None:
                 raise InvalidRequest("messages", messages, "chat needs a tokenizer.json in the model folder")
-            prompt = self._engine.chat.render(messages, tools=tools, thinking=thinking, effort=effort)
-            own = _with_length(params, prompt.default_max_tokens)
+            constraint = options.constraint()
+            prompt = self._engine.chat.render(
+                messages, tools=options.shown_tools, thinking=options.thinking, effort=options.effort
+            )
+            own = with_length(params, prompt.default_max_tokens)
             parsers = tuple(prompt.parser(own) for _ in range(own.n)) if own.detokenize else ()
-            return _Job(prompt.token_ids, own, parsers)
+            if constraint is not None:
+                constraint = constraint.after_reasoning(prompt.ends_in_reasoning)
+            return Job(prompt.token_ids, own, parsers, constraint)
 
         return make
 
-    def _run(self, makers: Iterable[Callable[[], _Job]]) -> Iterator[tuple[int, RequestOutput]]:
+    def _run(self, makers: Iterable[Callable[[], Job]]) -> Iterator[tuple[int, RequestOutput]]:
         """Keep the engine fed from `makers`; yield what finishes. Aborts what is left when abandoned."""
         room = 2 * self._engine.config.max_num_seqs
         waiting = enumerate(makers)
@@ -255,7 +288,7 @@ class LLM:
         finally:
             self._abandon(running)
 
-    def _stream(self, make: Callable[[], _Job]) -> Iterator[RequestOutput]:
+    def _stream(self, make: Callable[[], Job]) -> Iterator[RequestOutput]:
         # One place is enough: outputs are cumulative, and another stream's steps may overtake this one's reader.
         newest: deque[RequestOutput] = deque(maxlen=1)
         request_id = self._submit(make(), newest.append)
@@ -270,9 +303,10 @@ class LLM:
         finally:
             self._abandon([request_id])
 
-    def _submit(self, job: _Job, receive: Callable[[RequestOutput], None]) -> str:
+    def _submit(self, job: Job, receive: Callable[[RequestOutput], None]) -> str:
         request_id = f"llm-{next(self._counter)}"
-        self._engine.add(job.prompt, job.params, request_id=request_id, sink=job.parsers or None)
+        sink = job.parsers or None
+        self._engine.add(job.prompt, job.params, request_id=request_id, sink=sink, structured=job.structured)
         self._receivers[request_id] = receive
         return request_id
 
@@ -312,66 +346,6 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
             raise TypeError(f"LLM() got an unknown setting {name!r}; {hint}")
-
-
-def _listed_prompts(prompts: Any) -> list[Prompt]:
-    """The prompts one by one; a flat list of integers is one prompt."""
-    plain = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-    if isinstance(plain, str | Mapping):
-        return [plain]
-    if not isinstance(plain, Sequence) or isinstance(plain, bytes | bytearray):
-        raise TypeError(f"prompts must be a text, token ids, a dict, or a sequence of these, not {type(prompts).__name__}")
-    if plain and all(isinstance(item, int) for item in plain):
-        return [plain]
-    return list(plain)
-
-
-def _listed_conversations(messages: Any) -> list[Sequence[Message]]:
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes | bytearray):
-        raise TypeError(f"messages must be a list of dicts, or a list of such lists, not {type(messages).__name__}")
-    if messages and all(isinstance(item, Mapping) for item in messages):
-        return [messages]
-    return list(messages)
-
-
-def _params_for(params: Any, count: int) -> list[SamplingParams | None]:
-    """One for each of `count` requests."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or not all(p is None or isinstance(p, SamplingParams) for p in params):
-        raise TypeError(f"sampling_params must be SamplingParams or a sequence of them, not {params!r}")
-    if len(params) != count:
-        raise InvalidRequest(
-            "sampling_params", f"<{len(params)} of them>", f"must be one, or one for each of {count} requests"
-        )
-    return list(params)
-
-
-def _prompt_maker(prompt: Prompt, params: SamplingParams | None) -> Callable[[], _Job]:
-    return lambda: _Job(_plain_prompt(prompt), _with_length(params, DEFAULT_MAX_TOKENS))
-
-
-def _plain_prompt(prompt: Any) -> str | Sequence[int]:
-    """Text or ids of one prompt in any of its forms."""
-    if isinstance(prompt, Mapping):
-        if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
-            return prompt["prompt"]
-        if set(prompt) != {"prompt_token_ids"}:
-            raise InvalidRequest("prompt", dict(prompt), 'must be {"prompt": text} or {"prompt_token_ids": ids}')
-        prompt = prompt["prompt_token_ids"]
-        if isinstance(prompt, str):
-            raise InvalidRequest("prompt_token_ids", prompt, "must be a list of token ids")
-    plain = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(plain, Sequence) or isinstance(plain, bytes | bytearray):
-        raise InvalidRequest("prompt", prompt, "must be a text, a list of token ids, or a dict with one of them")
-    return plain
-
-
-def _with_length(params: SamplingParams | None, default_max_tokens: int) -> SamplingParams:
-    params = params if params is not None else SamplingParams()
-    if params.max_tokens is not None:
-        return params
-    return replace(params, max_tokens=max(default_max_tokens, params.min_tokens))
 
 
 @contextlib.contextmanager

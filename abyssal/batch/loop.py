@@ -152,7 +152,9 @@ class BatchLoop:
         request_id = f"batch-{opened.number}-{index}"
         part = opened.request.parts[index]
         try:
-            self._engine.add(part.prompt_token_ids, part.params, request_id=request_id, sink=part.parser)
+            self._engine.add(
+                part.prompt_token_ids, part.params, request_id=request_id, sink=part.parser, structured=part.structured
+            )
         except AbyssalError as error:
             self._close_failed(opened, error)
             return

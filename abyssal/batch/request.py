@@ -5,24 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InvalidRequest
 from ..core.sampling_params import SamplingParams
-from ..llm import DEFAULT_MAX_TOKENS
+from ..prompts import DEFAULT_MAX_TOKENS, with_length
+from ..structured.openai import from_chat
+from ..structured.spec import from_response_format
 from .body import Body, refuse_value
 from .lines import CHAT_URL, BatchLine, LineRefused
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..structured.spec import StructuredOutput
     from ..text.chat import ChatParser
 
 MAX_PARTS = 2048
 """Prompts times outputs of one line."""
-
-_STRUCTURED_FIELD = next((f.name for f in fields(SamplingParams) if f.name in ("structured", "structured_outputs")), None)
-"""The parameter that constrains output, if this build has it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Part:
     params: SamplingParams
     sample: int = 0
     parser: ChatParser | None = None
+    structured: StructuredOutput | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,13 @@ class RequestReader:
         tools, tool_choice = _tools(body)
         thinking, effort = _thinking(body)
         given = body.sampling(skip=frozenset(("logprobs",)))
-        given |= _chat_logprobs(body) | _chat_length(body, given) | _constraint(body, tools, tool_choice, thinking)
+        given |= _chat_logprobs(body) | _chat_length(body, given)
+        constraint = from_chat(
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=body.flag("parallel_tool_calls") is not False,
+            response_format=body.take("response_format"),
+        )
         params = self._params(line, given)
         body.refuse_unread()
         if self._engine.chat is None:
@@ -111,13 +118,17 @@ class RequestReader:
         shown_tools = None if tool_choice == "none" else tools
         _check_number(1, params.n)
         prompt = self._engine.chat.render(messages, tools=shown_tools, thinking=thinking, effort=effort)
-        params = _with_length(params, prompt.default_max_tokens)
-        return tuple(replace(part, parser=prompt.parser(part.params)) for part in _samples(prompt.token_ids, params))
+        params = with_length(params, prompt.default_max_tokens)
+        if constraint is not None:
+            constraint = constraint.after_reasoning(prompt.ends_in_reasoning)
+        parts = _samples(prompt.token_ids, params, constraint)
+        return tuple(replace(part, parser=prompt.parser(part.params)) for part in parts)
 
     def _completion(self, line: BatchLine, body: Body) -> tuple[Part, ...]:
         prompts = _prompts(body.take("prompt"))
-        given = body.sampling() | _constraint(body, None, None, thinking=False)
-        params = _with_length(self._params(line, given), DEFAULT_MAX_TOKENS)
+        given = body.sampling()
+        constraint = from_response_format(body.take("response_format"))
+        params = with_length(self._params(line, given), DEFAULT_MAX_TOKENS)
         best_of = body.take("best_of")
         if best_of is not None and best_of != params.n:
             refuse_value("best_of", best_of, f"must equal n={params.n}: outputs are not ranked")
@@ -127,7 +138,7 @@ class RequestReader:
         for index, prompt in enumerate(prompts):
             is_seeded = index == 0 or "seed" in given
             own = params if is_seeded else replace(params, seed=self._seed(line, index))
-            parts += _samples(self._token_ids(prompt), own)
+            parts += _samples(self._token_ids(prompt), own, constraint)
         return tuple(parts)
 
     def _params(self, line: BatchLine, given: Mapping[str, Any]) -> SamplingParams:
@@ -161,13 +172,14 @@ def _check_number(num_prompts: int, n: int) -> None:
         raise InvalidRequest(name, value, f"asks for more than {MAX_PARTS} outputs; use more lines")
 
 
-def _samples(prompt_token_ids: Sequence[int], params: SamplingParams) -> list[Part]:
+def _samples(prompt_token_ids: Sequence[int], params: SamplingParams, constraint: StructuredOutput | None) -> list[Part]:
     """The outputs of one prompt, each with a seed of its own; the first one's is that of the prompt."""
-    parts = [Part(prompt_token_ids, params if params.n == 1 else replace(params, n=1))]
+    first = params if params.n == 1 else replace(params, n=1)
+    parts = [Part(prompt_token_ids, first, structured=constraint)]
     for sample in range(1, params.n):
         digest = hashlib.blake2b(f"{params.seed} {sample}".encode(), digest_size=8).digest()
         own = replace(params, n=1, seed=int.from_bytes(digest, "little"))
-        parts.append(Part(prompt_token_ids, own, sample))
+        parts.append(Part(prompt_token_ids, own, sample, structured=constraint))
     return parts
 
 
@@ -185,13 +197,13 @@ def _prompts(value: Any) -> list[str | list[int]]:
 
 
 def _tools(body: Body) -> tuple[list[Any] | None, Any]:
-    """Tools and the choice among them: "auto", "none", "required", or an object that names one."""
+    """Tools and the choice among them, as they were given."""
     tools, choice = body.take("tools"), body.take("tool_choice")
     if tools is not None and not isinstance(tools, list):
         raise InvalidRequest("tools", tools, "must be a list of function tools")
     if choice is not None and not tools and choice not in ("none", "auto"):
         raise InvalidRequest("tool_choice", choice, "has no meaning without tools")
-    return tools or None, choice or "auto"
+    return tools or None, choice
 
 
 def _thinking(body: Body) -> tuple[bool, str | None]:
@@ -235,29 +247,3 @@ def _chat_length(body: Body, given: Mapping[str, Any]) -> dict[str, Any]:
     if older is not None and older != newer:
         raise InvalidRequest("max_completion_tokens", newer, f"contradicts max_tokens={older!r:.40}")
     return {"max_tokens": newer}
-
-
-def _constraint(body: Body, tools: list[Any] | None, tool_choice: Any, thinking: bool) -> dict[str, Any]:
-    """What the output is held to, as a field of SamplingParams; none where this build has no such field."""
-    must_call = tools is not None and tool_choice not in ("auto", "none")
-    if _STRUCTURED_FIELD is None:
-        if must_call:
-            refuse_value("tool_choice", tool_choice, "is not supported here; only 'auto' and 'none' are")
-        return {}
-    from ..structured.spec import StructuredOutput, from_response_format
-
-    constraint = from_response_format(body.take("response_format"), thinking=thinking)
-    one_call = body.flag("parallel_tool_calls") is False
-    if must_call or (tools is not None and one_call):
-        if constraint is not None:
-            refuse_value("response_format", constraint.kind, "cannot be combined with calls that are required")
-        constraint = StructuredOutput(
-            tools=tools, tool_choice=tool_choice, parallel_tool_calls=not one_call, thinking=thinking
-        )
-    return {} if constraint is None else {_STRUCTURED_FIELD: constraint}
-
-
-def _with_length(params: SamplingParams, default_max_tokens: int) -> SamplingParams:
-    if params.max_tokens is not None:
-        return params
-    return replace(params, max_tokens=max(default_max_tokens, params.min_tokens))

@@ -15,6 +15,7 @@ from ..config.engine import EngineConfig
 from ..core.errors import ConfigError
 from ..core.outputs import CompletionOutput, RequestOutput
 from ..core.sampling_params import SamplingParams
+from ..structured.spec import StructuredOutput
 from . import arguments
 from .terminal import GrowingText, dim, on_terminal
 
@@ -37,6 +38,10 @@ def register(commands: Any) -> None:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to continue")
     parser.add_argument("--prompt-file", metavar="FILE", help="one prompt a line; - reads stdin")
     parser.add_argument("--json", action="store_true", help="a JSON object for each output, as prompts finish")
+    constraint = parser.add_argument_group("constraint").add_mutually_exclusive_group()
+    constraint.add_argument("--json-schema", metavar="FILE", help="output satisfies the JSON schema in a file")
+    constraint.add_argument("--regex", metavar="REGEX", help="the whole output matches an expression")
+    constraint.add_argument("--grammar", metavar="FILE", help="output satisfies the grammar in a file, Lark or GBNF")
     arguments.add_model(parser)
     arguments.add_sampling(parser)
     arguments.add_engine(parser, skip=NO_ENGINE_SEED)
@@ -47,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Generate; 2 if any prompt was refused."""
     model = arguments.require_model(args)
     params = SamplingParams(**arguments.given(args, SamplingParams))
+    structured = _constraint(args)
     settings = arguments.given(args, EngineConfig, skip=NO_ENGINE_SEED)
     prompts = iter(_prompts(args))
     first = list(itertools.islice(prompts, 2))
@@ -57,9 +63,30 @@ def run(args: argparse.Namespace) -> int:
     with LLM(model, revision=args.revision, assume_yes=args.yes, **settings) as llm:
         alone = len(first) == 1 and params.n == 1
         if alone and not args.json and sys.stdout.isatty():
-            return _stream(llm, first[0], params)
-        completed = llm.as_completed(itertools.chain(first, prompts), params)
+            return _stream(llm, first[0], params, structured)
+        completed = llm.as_completed(itertools.chain(first, prompts), params, structured=structured)
         return _print_json(completed) if args.json else _print_texts(_in_order(completed), titled=not alone)
+
+
+def _constraint(args: argparse.Namespace) -> StructuredOutput | None:
+    """What the output has to satisfy, if anything.
+
+    Raises:
+        ConfigError: if the file cannot be read.
+        InvalidRequest: for what is no schema, expression or grammar.
+    """
+    if args.json_schema is not None:
+        return StructuredOutput(json=_read("--json-schema", args.json_schema))
+    if args.grammar is not None:
+        return StructuredOutput(grammar=_read("--grammar", args.grammar))
+    return None if args.regex is None else StructuredOutput(regex=args.regex)
+
+
+def _read(flag: str, name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {name} cannot be read: {error}") from error
 
 
 def _prompts(args: argparse.Namespace) -> Iterable[str]:
@@ -91,9 +118,9 @@ def _lines(stream: Iterable[str], name: str) -> Iterator[str]:
         raise ConfigError(f"{name} is not UTF-8 text: {error}") from error
 
 
-def _stream(llm: LLM, prompt: str, params: SamplingParams) -> int:
+def _stream(llm: LLM, prompt: str, params: SamplingParams, structured: StructuredOutput | None) -> int:
     growing = GrowingText()
-    for output in llm.stream(prompt, params):
+    for output in llm.stream(prompt, params, structured=structured):
         growing.show(output.outputs[0].text)
         if output.error is not None:
             return _complain(0, output)

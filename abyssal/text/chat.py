@@ -111,6 +111,13 @@ class ChatPrompt:
         self._tokenizer = tokenizer
         self._markup_ids = markup_ids
 
+    @property
+    def ends_in_reasoning(self) -> bool:
+        """Whether the answer goes on with reasoning: the last `<think>` of the prompt is open."""
+        opened, closed = self._tokenizer.token_id("<think>"), self._tokenizer.token_id("</think>")
+        last = next((i for i in reversed(self.token_ids) if i in (opened, closed)), None)
+        return last is not None and last == opened
+
     def parser(self, params: SamplingParams) -> ChatParser:
         """A parser for one answer to this prompt."""
         detokenizer = IncrementalDetokenizer(self._tokenizer, params, keep=self._markup_ids)
