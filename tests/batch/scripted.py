@@ -76,6 +76,10 @@ class ScriptedPrompt:
     tools: list[Any] | None
     default_max_tokens: int = 9
 
+    @property
+    def ends_in_reasoning(self) -> bool:
+        return self.thinking
+
     def parser(self, params: SamplingParams) -> ScriptedParser:
         return ScriptedParser(self.thinking, self.tools)
 
@@ -165,7 +169,9 @@ class ScriptedEngine:
             num_generation_tokens=self._num_out,
         )
 
-    def add(self, prompt: list[int], params: SamplingParams, *, request_id: str, sink: Any = None) -> str:
+    def add(
+        self, prompt: list[int], params: SamplingParams, *, request_id: str, sink: Any = None, structured: Any = None
+    ) -> str:
         assert request_id not in self.params, f"{request_id} is computed twice"
         if 255 in prompt:
             raise InvalidRequest("prompt", prompt, "holds an id that is unknown")

@@ -113,6 +113,16 @@ REFUSED = [
     ("chat", {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "contradicts max_tokens=3"),
     ("chat", {"tools": "add"}, "tools", "list of function tools"),
     ("chat", {"tool_choice": "required"}, "tool_choice", "no meaning without tools"),
+    ("chat", {"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice", "must be auto, none, required"),
+    (
+        "chat",
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        "tool_choice",
+        "must name one",
+    ),
+    ("chat", {"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "no room for tool calls"),
+    ("both", {"response_format": {"type": "json"}}, "response_format", "type must be"),
+    ("both", {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "type must be"),
     ("chat", {"thinking": True}, "thinking", 'must be {"type": "enabled"}'),
     ("chat", {"thinking": {"type": "disabled"}, "reasoning_effort": "low"}, "thinking and reasoning_effort", "contradict"),
     ("chat", {"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "must be"),
@@ -207,6 +217,38 @@ def test_tools_are_shown_unless_none_may_be_called(choice: dict, shown: list | N
     engine = ScriptedEngine()
     chat(engine, tools=TOOLS, **choice)
     assert engine.chat.asked[0]["tools"] == shown
+
+
+NAMED = {"type": "function", "function": {"name": "add"}}
+STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+
+
+@pytest.mark.parametrize(
+    ("body", "choice"),
+    [
+        ({}, None),
+        ({"tool_choice": "auto"}, None),
+        ({"tools": STRICT}, "auto"),
+        ({"parallel_tool_calls": False}, "auto"),
+        ({"tool_choice": "none"}, "none"),
+        ({"tool_choice": "required"}, "required"),
+        ({"tool_choice": NAMED}, "named"),
+    ],
+)
+def test_what_tools_constrain(body: dict, choice: str | None) -> None:
+    constraint = chat(**{"tools": TOOLS, **body}).parts[0].structured
+    assert (None if constraint is None else constraint.tool_choice) == choice
+    assert constraint is None or constraint.parallel_tool_calls == body.get("parallel_tool_calls", True)
+
+
+def test_the_format_of_an_answer_begins_behind_its_reasoning() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
+    plain = chat(response_format=schema, n=2)
+    assert [part.structured.schema() for part in plain.parts] == [{"type": "integer"}] * 2
+    assert not plain.parts[0].structured.thinking
+    assert chat(response_format=schema, reasoning_effort="low").parts[0].structured.thinking
+    assert completion(response_format={"type": "json_object"}).parts[0].structured.json_object
+    assert completion(response_format={"type": "text"}).parts[0].structured is None
 
 
 def test_no_tools_are_no_tools() -> None:

@@ -34,7 +34,7 @@ class ScriptedEngine:
     def has_unfinished(self) -> bool:
         return bool(self.queue)
 
-    def add(self, prompt, params, *, request_id, sink=None):
+    def add(self, prompt, params, *, request_id, sink=None, structured=None):
         ids = [len(prompt)] if isinstance(prompt, str) else list(prompt)
         if 13 in ids or not ids:
             raise InvalidRequest("prompt", prompt, "is unlucky")
