@@ -113,7 +113,7 @@ def test_strict_calls_that_are_optional(llm: LLM) -> None:
     schema = {**SCHEMA, "required": ["city", "days"]}
     strict = [{"type": "function", "function": {"name": "get_weather", "parameters": schema, "strict": True}}]
     own = params(2, logit_bias={**likes, newline: 30}, max_tokens=400)
-    (output,) = llm.chat(USER, own, tools=strict, use_tqdm=False)
+    (output,) = llm.chat(USER, own, tools=strict, parallel_tool_calls=False, use_tqdm=False)
     assert output.outputs[0].finish_reason == "stop"
     assert output.outputs[0].tool_calls
     for call in output.outputs[0].tool_calls:
