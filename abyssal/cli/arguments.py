@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import re
 import types
 import typing
 from collections.abc import Collection
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from ..config.engine import ROUNDINGS, EngineConfig
@@ -74,6 +76,20 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     return value
+
+
+def check_output(flag: str, path: Path) -> None:
+    """Find out before the work is done that its result could not be stored.
+
+    Raises:
+        ConfigError: naming the flag.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{flag} {path}: folder {path.parent} does not exist")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{flag} {path}: cannot be written; name another file")
 
 
 def parse_bytes(text: str) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -92,19 +93,24 @@ def register(kinds: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sweep, and report."""
+    """Sweep, and report.
+
+    Raises:
+        ConfigError: before anything is measured, if the arguments do not go together or with the model.
+    """
     model = arguments.require_model(args)
-    settings = {
-        "max_num_seqs": max(args.concurrency),
-        "seed": 0,
-        **arguments.given(args, EngineConfig, skip=("speculation",)),
-    }
-    if args.plot is not None and not Path(args.plot).parent.is_dir():
-        raise ConfigError(f"--plot {args.plot}: folder {Path(args.plot).parent} does not exist")
+    args.concurrency = list(dict.fromkeys(args.concurrency))
+    most = max(args.concurrency)
+    settings = {"max_num_seqs": most, "seed": 0, **arguments.given(args, EngineConfig, skip=("speculation",))}
+    if settings["max_num_seqs"] < most:
+        raise ConfigError(f"max_num_seqs={settings['max_num_seqs']}: must be at least {most}, the largest --concurrency")
+    if args.plot is not None:
+        arguments.check_output("--plot", Path(args.plot))
     from ..engine.engine import Engine
 
     engine = Engine(model, EngineConfig(speculation=1, **settings), revision=args.revision, assume_yes=args.yes)
     try:
+        args.speculations = _settings(engine, args.speculations)
         points = sweep(engine, args)
     finally:
         engine.close()
@@ -116,10 +122,9 @@ def sweep(engine: Engine, args: argparse.Namespace) -> list[Point]:
     """All points, by concurrency, then in the order of the settings."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    block_size = engine.model_config.text.dspark_block_size
-    speculations = args.speculations or ["off", *map(str, range(1, block_size + 1)), "auto"]
-    points = []
-    with tqdm(total=len(args.concurrency) * len(speculations) * args.repeats, desc="Runs", dynamic_ncols=True) as bar:
+    speculations, points = args.speculations, []
+    num_runs = len(args.concurrency) * len(speculations) * args.repeats
+    with tqdm(total=num_runs, desc="Runs", unit="run", dynamic_ncols=True) as bar:
         for concurrency in args.concurrency:
             best: dict[str, Point] = {}
             for _ in range(args.repeats):
@@ -130,6 +135,21 @@ def sweep(engine: Engine, args: argparse.Namespace) -> list[Point]:
                     bar.update(1)
             points += [best[speculation] for speculation in speculations]
     return points
+
+
+def _settings(engine: Engine, asked: Sequence[str] | None) -> list[str]:
+    """The settings to compare, each once.
+
+    Raises:
+        ConfigError: for one that means nothing, or is beyond the model's block.
+    """
+    from ..engine.drafts import check_speculation
+
+    text = engine.model_config.text
+    settings = asked or ["off", *map(str, range(1, text.dspark_block_size + 1)), "auto"]
+    for setting in settings:
+        check_speculation(text, replace(engine.config, speculation=setting))
+    return list(dict.fromkeys(settings))
 
 
 def _measure(engine: Engine, speculation: str, concurrency: int, args: argparse.Namespace) -> Point:
@@ -146,9 +166,13 @@ def _measure(engine: Engine, speculation: str, concurrency: int, args: argparse.
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    """A probability, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a number between 0 and 1, not {text}")
     return value
 
 

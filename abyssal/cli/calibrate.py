@@ -41,31 +41,37 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate, fit, store, show."""
+    """Generate, fit, store, show.
+
+    Raises:
+        AbyssalError: before anything is generated, if a prompt cannot be used or the result could not be stored.
+    """
     model = arguments.require_model(args)
     settings = {"seed": 0, **arguments.given(args, EngineConfig, skip=("speculation",))}
     prompts = None if args.prompt_file is None else _lines(Path(args.prompt_file))
     out = None if args.out is None else Path(args.out)
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: folder {out.parent} does not exist")
+    if out is not None:
+        arguments.check_output("--out", out)
     params = SamplingParams(temperature=args.temperature, max_tokens=args.output_len, detokenize=False)
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    from ..engine.calibrate import calibrate, collect_drafts
+    from ..engine.calibrate import calibrate, collect_drafts, default_path
     from ..engine.engine import Engine
 
     config = EngineConfig(speculation=1, **settings)
     engine = Engine(model, config, revision=args.revision, assume_yes=args.yes)
     try:
+        out = out or default_path(engine)
+        arguments.check_output("--out", out)
         begun: list[str | list[int]] = list(prompts or [])
         begun = begun or [[engine.model_config.bos_token_id] for _ in range(args.num_prompts)]
         with tqdm(total=len(begun), desc="Texts", unit="text", dynamic_ncols=True) as bar:
             drafts = collect_drafts(engine, begun, params, bar.update)
-        fitted, path = calibrate(engine, drafts, out)
+        fitted = calibrate(engine, drafts, out)
     finally:
         engine.close()
     _show(fitted)
-    print(f"{path}: temperatures for acceptance={config.acceptance}")
+    print(f"{out}: temperatures for acceptance={config.acceptance}")
     return 0
 
 

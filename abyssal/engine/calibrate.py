@@ -50,18 +50,23 @@ def collect_drafts(
     return drafts
 
 
-def calibrate(engine: Engine, drafts: Sequence[JudgedDraft], out: Path | None = None) -> tuple[Calibration, Path]:
-    """Fit and store, beside the model or in `out`.
+def default_path(engine: Engine) -> Path:
+    """Where an engine looks for the temperatures of its model."""
+    return engine.folder / CALIBRATION_FILE
+
+
+def calibrate(engine: Engine, drafts: Sequence[JudgedDraft], path: Path) -> Calibration:
+    """Fit, and store for the engine's kind of acceptance.
 
     Raises:
         AbyssalError: if there are too few drafts, or the file cannot be written.
     """
     if len(drafts) < FEWEST_DRAFTS:
         raise AbyssalError(
-            f"{len(drafts)} drafts were verified, and at least {FEWEST_DRAFTS} are needed; raise num_prompts or output_len"
+            f"{len(drafts)} drafts were verified, and at least {FEWEST_DRAFTS} are needed; give more prompts or a larger "
+            "output length"
         )
     fitted = fit_temperatures(drafts, engine.model_config.text.dspark_block_size)
-    path = out or engine.folder / CALIBRATION_FILE
     figures = {name: list(values) for name, values in asdict(fitted).items() if name != "temperatures"}
     write_temperatures(path, fitted.temperatures, engine.config.acceptance, figures)
-    return fitted, path
+    return fitted

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.errors import ConfigError
 
 CALIBRATION_FILE = "draft_calibration.json"
+REMEDY = "remove the file, and run `abyssal calibrate` again"
 
 
 def read_temperatures(folder: Path, block_size: int, acceptance: str) -> tuple[float, ...] | None:
@@ -21,17 +22,14 @@ def read_temperatures(folder: Path, block_size: int, acceptance: str) -> tuple[f
     path = folder / CALIBRATION_FILE
     if not path.is_file():
         return None
-    fitted = _content(path).get("temperatures")
-    if not isinstance(fitted, dict):
-        raise ConfigError(f"{path} has no temperatures; remove it, or run `abyssal calibrate` again")
-    values = fitted.get(acceptance)
+    values = _section(path, _content(path), "temperatures").get(acceptance)
     if values is None:
         return None
     are_numbers = isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) and v > 0 for v in values)
     if not are_numbers or len(values) != block_size:
         raise ConfigError(
             f"{path}: the temperatures for acceptance={acceptance} must be {block_size} positive numbers, one for each "
-            "place of the model's draft block; run `abyssal calibrate` again"
+            f"place of the model's draft block; {REMEDY}"
         )
     return tuple(float(v) for v in values)
 
@@ -45,9 +43,9 @@ def write_temperatures(path: Path, temperatures: tuple[float, ...], acceptance: 
     Raises:
         ConfigError: if the file cannot be written, or holds something else.
     """
-    content = _content(path) if path.is_file() else {}
-    content.setdefault("temperatures", {})[acceptance] = list(temperatures)
-    content.setdefault("figures", {})[acceptance] = figures
+    content = _content(path) if path.is_file() else {"temperatures": {}, "figures": {}}
+    _section(path, content, "temperatures")[acceptance] = list(temperatures)
+    _section(path, content, "figures")[acceptance] = figures
     try:
         path.write_text(json.dumps(content, indent=2) + "\n")
     except OSError as error:
@@ -58,7 +56,14 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no readable JSON ({error}); remove it, or run `abyssal calibrate` again") from error
+        raise ConfigError(f"{path} is no readable JSON ({error}); {REMEDY}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no JSON object; remove it, or run `abyssal calibrate` again")
+        raise ConfigError(f"{path} holds no JSON object; {REMEDY}")
     return content
+
+
+def _section(path: Path, content: dict[str, Any], name: str) -> dict[str, Any]:
+    section = content.get(name)
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path} has no object {name!r}; {REMEDY}")
+    return section

@@ -35,8 +35,17 @@ BAD = {
 @pytest.mark.parametrize("content", BAD.values(), ids=BAD.keys())
 def test_what_does_not_fit_is_named(tmp_path, content):
     (tmp_path / CALIBRATION_FILE).write_text(content)
-    with pytest.raises(ConfigError, match=CALIBRATION_FILE):
+    with pytest.raises(ConfigError, match=f"{CALIBRATION_FILE}.*remove the file"):
         read_temperatures(tmp_path, 2, "coupled")
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"temperatures": [1, 2], "figures": {}}', '{"temperatures": {}}'])
+def test_a_file_of_something_else_is_not_written_over(tmp_path, content):
+    path = tmp_path / "file.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"file\.json.*remove the file"):
+        write_temperatures(path, (1.0,), "coupled", {})
+    assert path.read_text() == content
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
