@@ -192,32 +192,34 @@ def test_acceptance_of_one_draft():
 
 
 @pytest.mark.slow
-def test_what_coupling_costs():
+def test_what_coupling_costs(synthetic):
     """Accepted tokens of blocks of 5 where rejection accepts about 2.5, as is published for the released model.
 
-    The synthetic distribution has the spread of language: from one certain token to thousands of possible ones.
+    By theory, and as the rules accept them.
     """
-    rng, vocab, accepted = np.random.default_rng(0), 2000, {"rejection": 0.0, "coupled": 0.0}
-    num_blocks = 600
-    for _ in range(num_blocks):
-        survival = dict.fromkeys(accepted, 1.0)
-        for place in range(5):
-            spread = rng.uniform(2, 12)
-            logits = rng.normal(size=vocab) * spread
-            p = softmax(logits)
-            q = softmax(logits + rng.normal(size=vocab) * spread * 0.13 * (1 + 0.15 * place))
-            order = np.argsort(p / q)
-            p, q = p[order], q[order]
-            # sum_w max(p_w / p_v, q_w / q_v): the first ratio is larger for all w from v on in this order
-            above, below = np.cumsum(p[::-1])[::-1] / p, (np.cumsum(q) - q) / q
-            survival["rejection"] *= np.minimum(p, q).sum()
-            survival["coupled"] *= (1 / (above + below)).sum()
-            for name, value in survival.items():
-                accepted[name] += value / num_blocks
-    assert accepted["rejection"] == pytest.approx(2.5, abs=0.2)
-    loss = 1 - accepted["coupled"] / accepted["rejection"]
-    print(f"rejection {accepted['rejection']:.3f}, coupled {accepted['coupled']:.3f} a block, loss {100 * loss:.1f}%")
-    assert loss < 0.12
+    rule_of = {"rejection": RejectionAcceptance, "coupled": CoupledAcceptance}
+    formula = {"rejection": synthetic.kept_by_rejection, "coupled": synthetic.kept_by_coupling}
+    sampler, params = Sampler(cpu_table("auto", 1), TokenRoles(synthetic.VOCAB_SIZE)), SamplingParams()
+    kept, accepted = {name: [] for name in rule_of}, {name: [] for name in rule_of}
+    for i, block in enumerate(synthetic.blocks(1000)):
+        pairs = list(zip(synthetic.softmax(block.target), synthetic.softmax(block.drafter), strict=True))
+        for p, q in pairs:
+            assert formula["coupled"](p, q) >= synthetic.least_by_coupling(p, q) - 1e-12
+        for name, make in rule_of.items():
+            rule = make(sampler)
+            kept[name].append([formula[name](p, q) for p, q in pairs])
+            drafts = []
+            for place, logits in enumerate(torch.from_numpy(block.drafter)):
+                drafts += rule.draft(logits[None], [SLOT], [SamplingRow(params, i, 1 + place)], place)
+            logits = torch.from_numpy(np.concatenate((block.target, block.target[:1])))
+            (tokens,) = rule.verify(logits, [Verification(SLOT, 0, tuple(drafts), params, i, 1)])
+            accepted[name].append(len(tokens) - 1)
+    theory = {name: synthetic.accepted_tokens(np.array(values)) for name, values in kept.items()}
+    for name, counts in accepted.items():
+        assert np.mean(counts) == pytest.approx(theory[name], abs=4 * np.std(counts) / len(counts) ** 0.5)
+    assert theory["rejection"] == pytest.approx(2.5, abs=0.2)
+    assert 0 < 1 - theory["coupled"] / theory["rejection"] < 0.12
+    assert 1 - np.mean(accepted["coupled"]) / np.mean(accepted["rejection"]) < 0.12
 
 
 def test_a_distribution_by_hand():
