@@ -208,6 +208,13 @@ void rank_row(const float* logits, int64_t vocab, double temperature, int64_t id
     thread_local std::vector<Candidate> best;
     block_peak.resize(num_blocks(vocab));
     Scan scan = scan_row(logits, vocab, block_peak.data());
+    if (scan.has_bad || scan.peak == MINUS_INFINITY) {
+        chosen = std::numeric_limits<float>::quiet_NaN();
+        rank = 0;
+        std::fill(top_ids, top_ids + num_top, -1);
+        std::fill(top, top + num_top, std::numeric_limits<float>::quiet_NaN());
+        return;
+    }
     Row row{logits, vocab, temperature, block_peak.data(), double(scan.peak) / temperature, MINUS_INFINITY};
     double sums[BLOCK] = {}, total = 0.0;
     int32_t above = 0;

@@ -64,12 +64,19 @@ int64_t draw_row(const float* logits, int64_t vocab, double temperature, const C
     return best.id;
 }
 
-void mask_row(float* out, int64_t vocab, const int32_t* words, int64_t num_words) {
-    int64_t covered = std::min(vocab, 32 * num_words);
-    for (int64_t i = 0; i < covered; i++) {
-        bool allowed = uint32_t(words[i >> 5]) >> (i & 31) & 1;
+void mask_tokens(float* out, int64_t n, uint32_t word) {
+    for (int64_t i = 0; i < n; i++) {
+        bool allowed = word >> i & 1;
         out[i] = allowed || out[i] != out[i] ? out[i] : MINUS_INFINITY;
     }
+}
+
+void mask_row(float* out, int64_t vocab, const int32_t* words, int64_t num_words) {
+    int64_t covered = std::min(vocab, 32 * num_words), whole = covered / 32;
+    for (int64_t w = 0; w < whole; w++) {
+        if (words[w] != -1) mask_tokens(out + 32 * w, 32, uint32_t(words[w]));
+    }
+    if (32 * whole < covered) mask_tokens(out + 32 * whole, covered - 32 * whole, uint32_t(words[whole]));
     for (int64_t i = covered; i < vocab; i++) out[i] = out[i] != out[i] ? out[i] : MINUS_INFINITY;
 }
 
