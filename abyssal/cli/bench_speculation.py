@@ -1,11 +1,13 @@
 """`abyssal bench speculation`: what drafting gains, by concurrency: off, a fixed number of drafts, and auto.
 
 The workload is that of `abyssal bench offline`, run once for each number of requests in flight and each setting of
-`speculation`. Settings take turns, `--repeats` times over, and the best run of each counts, because other work on the
-machine only ever slows a run down.
+`speculation`. Settings take turns, `--repeats` times over, in turning order.
 
-- `tok/s` is `decode_tok_s` of `bench offline`: tokens drawn in full decode steps, over their time.
+- `tok/s` is `decode_tok_s` of `bench offline`: tokens drawn in full decode steps, over their time. The best run counts,
+  because other work on the machine only ever slows a run down.
 - `a user` is that divided by the requests in flight, and `tokens a step` the tokens that a request gets in a step.
+- `against off` is the median over the turns of the speed against that of `off` in the same turn: a second opinion where the
+  machine is busy.
 - `calibration error` compares the drafter's confidences with what was accepted, place by place.
 
 With random weights nearly no draft is accepted. `--simulate-acceptance 0.8` keeps each draft with that probability, whatever
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,12 +46,14 @@ class Point:
     Attributes:
         total_tok_s: of all requests together.
         stats: of the run's drafts; None with speculation off.
+        against_off: its speed over that of `off`; None if that was not run.
     """
 
     speculation: str
     concurrency: int
     total_tok_s: float
     stats: SpeculationStats | None
+    against_off: float | None = None
 
     @property
     def user_tok_s(self) -> float:
@@ -60,7 +65,12 @@ class Point:
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        figures = {"total_tok_s": round(self.total_tok_s, 3), "user_tok_s": round(self.user_tok_s, 3)}
+        figures = {
+            "total_tok_s": round(self.total_tok_s, 3),
+            "user_tok_s": round(self.user_tok_s, 3),
+            "against_off": None if self.against_off is None else round(self.against_off, 4),
+            "tokens_per_step": round(self.tokens_per_step, 4),
+        }
         places = [] if self.stats is None else [asdict(place) for place in self.stats.places]
         return {"speculation": self.speculation, "concurrency": self.concurrency, **figures, "places": places}
 
@@ -126,15 +136,24 @@ def sweep(engine: Engine, args: argparse.Namespace) -> list[Point]:
     num_runs = len(args.concurrency) * len(speculations) * args.repeats
     with tqdm(total=num_runs, desc="Runs", unit="run", dynamic_ncols=True) as bar:
         for concurrency in args.concurrency:
-            best: dict[str, Point] = {}
-            for _ in range(args.repeats):
-                for speculation in speculations:
-                    point = _measure(engine, speculation, concurrency, args)
-                    if speculation not in best or point.total_tok_s > best[speculation].total_tok_s:
-                        best[speculation] = point
+            turns: list[dict[str, Point]] = []
+            for turn in range(args.repeats):
+                turns.append({})
+                for speculation in reversed(speculations) if turn % 2 else speculations:
+                    turns[-1][speculation] = _measure(engine, speculation, concurrency, args)
                     bar.update(1)
-            points += [best[speculation] for speculation in speculations]
+            points += [_summary([turn[speculation] for turn in turns], turns) for speculation in speculations]
     return points
+
+
+def _summary(runs: Sequence[Point], turns: Sequence[dict[str, Point]]) -> Point:
+    """The best run of a setting, and how it fares against `off` in the same turns."""
+    best = max(runs, key=lambda run: run.total_tok_s)
+    beside = [turn["off"].total_tok_s for turn in turns if "off" in turn]
+    if not beside or not all(beside):
+        return best
+    ratios = [run.total_tok_s / off for run, off in zip(runs, beside, strict=True)]
+    return replace(best, against_off=statistics.median(ratios))
 
 
 def _settings(engine: Engine, asked: Sequence[str] | None) -> list[str]:
@@ -204,11 +223,10 @@ def _speeds(points: Sequence[Point]) -> Any:
     table = Table(title="Decode speed")
     for name in ("in flight", "speculation", "tok/s", "a user", "against off", "tokens a step"):
         table.add_column(name, justify="right")
-    off = {p.concurrency: p.total_tok_s for p in points if p.speculation == "off"}
     for previous, p in zip([None, *points], points, strict=False):
         if previous is not None and previous.concurrency != p.concurrency:
             table.add_section()
-        ratio = f"{p.total_tok_s / off[p.concurrency]:.2f}x" if off.get(p.concurrency) else "-"
+        ratio = "-" if p.against_off is None else f"{p.against_off:.2f}x"
         speeds = (f"{p.total_tok_s:,.1f}", f"{p.user_tok_s:,.1f}", ratio, f"{p.tokens_per_step:.2f}")
         table.add_row(str(p.concurrency), p.speculation, *speeds)
     return table

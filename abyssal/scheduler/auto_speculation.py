@@ -76,7 +76,8 @@ class AutoSpeculation:
         if self._state is not _State.DRAFTING:
             return min(room, sum(p.most > 0 for p in proposals))
         expected = [survivals(self._judged(p)) for p in proposals]
-        total, _ = best_total(len(proposals), expected, other_rows, room, self._costs)
+        drafting = self._costs.drafting_seconds(len(proposals))
+        total, _ = best_total(len(proposals), expected, other_rows, room, self._costs, drafting)
         self._num_steps += 1
         return min(total + EXPLORED_ROWS, room) if self._num_steps % EXPLORING_STEPS == 0 else total
 

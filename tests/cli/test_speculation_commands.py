@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from abyssal.cli.bench_speculation import Point, _summary
 from abyssal.cli.main import main
 from abyssal.config.engine import EngineConfig
 from abyssal.core.sampling_params import SamplingParams
@@ -144,10 +145,23 @@ def test_bench_compares_all_settings(checkpoint_of, tmp_path, capsys):
         most = int(point["speculation"]) if point["speculation"].isdigit() else 3
         assert all(place["drafted"] == 0 for place in point["places"][most:])
     assert points[0]["places"] == []
+    assert [p["against_off"] for p in points if p["speculation"] == "off"] == [1.0, 1.0]
+    assert points[6]["against_off"] == pytest.approx(points[6]["total_tok_s"] / points[5]["total_tok_s"], abs=1e-3)
     assert (record["input_len"], record["output_len"], record["simulate_acceptance"]) == (20, 13, None)
     assert all(title in shown for title in ("Decode speed", "against off", "calibration error", "tok/s a user"))
     names = {e.text for e in ET.parse(plot).getroot().iter("{http://www.w3.org/2000/svg}text")}
     assert set(settings) <= names
+
+
+def test_the_best_run_and_the_median_against_off():
+    """Speeds of three turns; while the second lasted, the machine was half as fast."""
+    speeds = {"off": [100.0, 50.0, 90.0], "3": [150.0, 80.0, 153.0]}
+    turns = [{name: Point(name, 2, values[i], None) for name, values in speeds.items()} for i in range(3)]
+    off, three = (_summary([turn[name] for turn in turns], turns) for name in speeds)
+    assert (off.total_tok_s, off.against_off) == (100.0, 1.0)
+    assert (three.total_tok_s, three.user_tok_s) == (153.0, 76.5)
+    assert three.against_off == pytest.approx(80 / 50)
+    assert _summary([turn["3"] for turn in turns], [{"3": turn["3"]} for turn in turns]).against_off is None
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

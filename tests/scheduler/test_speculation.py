@@ -163,6 +163,15 @@ def test_free_rows_are_all_used_and_dear_ones_not_at_all():
     assert drafting(step_costs(10.0, base=0.0), Acceptance((1.0,) * 5)).total(confident, 0, 100) == 0
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 3.0])
+def test_the_price_of_a_step_includes_its_drafting(seconds):
+    """Two requests, survivals 0.7, 0.49, ...: the total by trying all. What is paid anyway makes further rows worth more."""
+    rule = drafting(step_costs(0.3, drafting=seconds), Acceptance((1.0,) * 5))
+    survival = [0.7**k for k in (1, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
+    speeds = [(2 + sum(survival[:n])) / (1.0 + 0.3 * (2 + n) + seconds) for n in range(11)]
+    assert rule.total([Proposal(logits(*(0.7,) * 5), 5)] * 2, 0, 100) == speeds.index(max(speeds))
+
+
 def test_fewer_drafts_for_each_the_more_requests_there_are():
     """A step that costs as much as 20 rows more, whatever else is in it: many requests fill it by themselves."""
     shares = []
