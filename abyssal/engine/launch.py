@@ -23,6 +23,7 @@ from ..loading.weights import StoredWeights
 from ..model.common import ModelContext
 from ..model.dspark import DSpark
 from ..model.flash import FlashModel
+from ..ops.invariance import require_invariance
 from ..ops.registry import OpTable
 from ..plan.resolve import resolve
 from ..runner.input_batch import BatchGeometry
@@ -77,12 +78,17 @@ def launch(
     model_config = ModelConfig.load(folder)
     topology = Topology.of(model_config.text)
     config = resolve(model_config, config)
+    config = replace(config, backend=choose_backend(config.backend))
+    if config.backend == "torch" and config.invariant and config.num_threads != 1:
+        log.info("num_threads=1: torch adds up in another order with more; invariant=False takes all")
+        config = replace(config, num_threads=1)
     num_blocks, num_threads = config.num_blocks, config.num_threads
     assert num_blocks is not None, "resolve() decides the number of blocks"
     assert num_threads is not None, "resolve() decides the number of threads"
     torch.set_num_threads(num_threads)
-    config = replace(config, backend=choose_backend(config.backend))
     op_table = cpu_table(config.backend, num_threads, invariant=config.invariant)
+    if config.invariant:
+        require_invariance(op_table, config.backend)
     tokenizer = _tokenizer(folder, model_config, config)
     with_drafts = check_speculation(model_config.text, config)
     spec = CacheSpec.of(model_config.text, topology, with_drafts=with_drafts)
