@@ -120,7 +120,8 @@ class ChatPrompt:
 
     def parser(self, params: SamplingParams) -> ChatParser:
         """A parser for one answer to this prompt."""
-        detokenizer = IncrementalDetokenizer(self._tokenizer, params, keep=self._markup_ids)
+        end = self._tokenizer.token_id("</think>") if self.ends_in_reasoning else None
+        detokenizer = IncrementalDetokenizer(self._tokenizer, params, keep=self._markup_ids, stop_behind=end)
         return ChatParser(detokenizer, self._request)
 
 
@@ -138,7 +139,7 @@ class ChatParser:
     """Splits one answer into reasoning, content and tool calls while it is generated.
 
     It stands where `IncrementalDetokenizer` stands for plain text and is used in the same way. Stop strings are looked for
-    in all that is generated, reasoning and markup included.
+    in all that is generated behind the reasoning, markup included.
     """
 
     def __init__(self, detokenizer: IncrementalDetokenizer, request: recipe.ConversationRequest) -> None:

@@ -98,11 +98,14 @@ class IncrementalDetokenizer:
 
     reasoning: str | None = None
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, keep: Container[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, *, keep: Container[int] = (), stop_behind: int | None = None
+    ) -> None:
         """Start empty.
 
         Args:
             keep: special ids that are shown even if `params.skip_special_tokens`.
+            stop_behind: an id behind which stop strings are obeyed, the end of reasoning; None to obey them everywhere.
         """
         self._tokenizer = tokenizer
         self._min_tokens = params.min_tokens
@@ -110,6 +113,7 @@ class IncrementalDetokenizer:
         self._keep = keep
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stop_behind = stop_behind
         self._num_tokens = 0
         self._text = TextBuffer()
 
@@ -133,12 +137,16 @@ class IncrementalDetokenizer:
         if token_id in self._hidden and token_id not in self._keep:
             return ""
         piece = self._utf8.decode(self._tokenizer.token_bytes(token_id))
-        return self._show(self._stops.push(piece, active=self._num_tokens >= self._min_tokens))
+        shown = self._stops.push(piece, active=self._stop_behind is None and self._num_tokens >= self._min_tokens)
+        if token_id == self._stop_behind:
+            self._stop_behind = None
+            shown += self._stops.flush()
+        return self._show(shown)
 
     def finish(self) -> str:
         """End the text: show what was held back, and an unfinished character as U+FFFD. Harmless when repeated."""
         piece = self._utf8.decode(b"", final=True)
-        shown = self._stops.push(piece, active=self._num_tokens >= self._min_tokens)
+        shown = self._stops.push(piece, active=self._stop_behind is None and self._num_tokens >= self._min_tokens)
         return self._show(shown + self._stops.flush())
 
     def _show(self, piece: str) -> str:

@@ -1,6 +1,6 @@
 """Faults that other systems have had with structured output, each with its own small input.
 
-The numbers are those of the design notes; what concerns the engine around the matcher is tested there.
+Cases 11 to 21 and 24 as far as they concern grammars; tests/engine/test_known_faults.py lists all 26 and where they are.
 """
 
 import json
