@@ -141,3 +141,38 @@ def test_an_extra_that_is_not_installed_is_named(compiler, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidRequest, match="pip install xgrammar"):
         compiler.compile(StructuredOutput(regex="a", backend="xgrammar"))
+
+
+def test_what_is_refused_at_once_is_what_compiling_refuses(compiler, corpus) -> None:
+    """The check ahead of compiling, over random schemas: the same refusals with the same words."""
+    outcomes = []
+    for seed in range(150):
+        schema = corpus.SchemaGenerator(seed).document()
+        told = []
+        for call in (compiler.check, compiler.compile):
+            try:
+                call(StructuredOutput(json=schema))
+                told.append("")
+            except InvalidRequest as error:
+                told.append(str(error))
+        assert told[0] == told[1] or not told[0], f"seed {seed}"
+        outcomes.append(told)
+    assert 20 < sum(bool(first) for first, _ in outcomes) < 130
+    assert sum(bool(second) and not first for first, second in outcomes) < 20  # unsatisfiable ones, found by the library
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"regex": "a(?=b)"}, "look-ahead"),
+        ({"grammar": "root ::= unknown"}, "unknown"),
+        ({"json": True, "thinking": True, "max_whitespace": 0}, ""),
+    ],
+)
+def test_checked_at_once(compiler, spec: dict, reason: str) -> None:
+    if not reason:
+        compiler.check(StructuredOutput(**spec))
+    else:
+        with pytest.raises(InvalidRequest, match=reason):
+            compiler.check(StructuredOutput(**spec))
+    assert compiler.stats.num_compiled == 0
