@@ -15,6 +15,7 @@ from abyssal.core.errors import InvalidRequest
 from abyssal.core.sampling_params import SamplingParams
 from abyssal.engine.engine import Engine
 from abyssal.runner.drafting import Drafts
+from abyssal.structured.pool import CompilerBusy
 from abyssal.structured.spec import StructuredOutput
 
 SCHEMA = {
@@ -113,6 +114,31 @@ def test_drafts_change_nothing(checkpoint_of, expected, speculation) -> None:
     engine = Engine(checkpoint_of("micro"), EngineConfig(speculation=speculation, **SETTINGS))
     assert [outcome(o) for o in run(engine, 24)] == [outcome(o) for o in expected]
     assert speculation == "auto" or engine.stats.speculation.places[0].accepted > 10
+
+
+def test_steps_that_do_not_overlap_give_the_same(checkpoint_of, expected) -> None:
+    engine = Engine(checkpoint_of("micro"), EngineConfig(speculation=2, overlap=False, **SETTINGS))
+    assert [outcome(o) for o in run(engine, 12)] == [outcome(o) for o in expected[:12]]
+
+
+def test_the_other_library(checkpoint_of) -> None:
+    pytest.importorskip("xgrammar")
+    outcomes = []
+    for speculation in ("off", 3):
+        engine = Engine(checkpoint_of("micro"), EngineConfig(speculation=speculation, **SETTINGS))
+        for i in range(8):
+            given = SPECS[i % 4] if i % 4 else {"json": {"type": "array", "items": {"type": "integer"}, "maxItems": 4}}
+            engine.add([1, 11 + i], params_of(i), structured=StructuredOutput(backend="xgrammar", **given))
+        done = drive(engine)
+        outcomes.append({request_id: outcome(output) for request_id, output in done.items()})
+        for request_id, output in done.items():
+            given, completion = SPECS[int(request_id.rpartition("-")[2]) % 4], output.outputs[0]
+            assert output.error is None
+            if completion.finish_reason == "stop" and "json" not in given:
+                check_answer(StructuredOutput(**given), completion.text)
+            elif completion.finish_reason == "stop":
+                assert isinstance(json.loads(completion.text), list)
+    assert outcomes[0] == outcomes[1]
 
 
 def test_rejection_satisfies_constraints_too(checkpoint_of) -> None:
@@ -216,6 +242,16 @@ def test_the_grammar_begins_behind_reasoning(engine) -> None:
     assert re.fullmatch("[0-9]{3}", output.outputs[0].text.rpartition("</think>")[2])
 
 
+def test_the_thinking_budget_leads_into_the_grammar(engine) -> None:
+    spec = StructuredOutput(regex="[0-9]{3}", thinking=True)
+    params = SamplingParams(seed=1, thinking_token_budget=4, max_tokens=40, skip_special_tokens=False)
+    engine.add("x<think>", params, structured=spec)
+    (output,) = drive(engine).values()
+    token_ids = output.outputs[0].token_ids
+    assert token_ids.index(engine.tokenizer.token_id("</think>")) == 4
+    assert re.fullmatch("[0-9]{3}", output.outputs[0].text.rpartition("</think>")[2])
+
+
 def test_refused_at_add_with_its_place(engine) -> None:
     schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     with pytest.raises(InvalidRequest, match=r"\$\.properties\.a\.not"):
@@ -297,6 +333,18 @@ def test_a_grammar_that_fails_fails_its_own_requests(engine, held) -> None:
     assert "takes more than 10 s" in done[bad].error
     assert [c.finish_reason for c in done[bad].outputs] == ["error", "error"]
     assert done[bad].outputs[0].token_ids == []
+
+
+def test_a_compiler_that_is_busy_fails_that_request(engine, held, monkeypatch) -> None:
+    def submit(spec):
+        raise CompilerBusy("8 grammars over their time limit are still being compiled; try again later")
+
+    monkeypatch.setattr(held, "submit", submit)
+    bad = engine.add("x", SamplingParams(), structured=StructuredOutput(choice=["a"]))
+    free = engine.add("x", SamplingParams(seed=0, max_tokens=3))
+    done = drive(engine)
+    assert "try again later" in done[bad].error
+    assert done[free].error is None
 
 
 def test_abort_while_compiling(engine, held) -> None:
