@@ -105,6 +105,9 @@ class EngineConfig:
         _choice("acceptance", self.acceptance, ("coupled", "rejection"))
         parse_speculation(self.speculation)
         parse_bounded_replay(self.bounded_replay)
+        for name in ("overlap", "invariant"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be True or False")
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             _positive(name, getattr(self, name))
         for name in ("max_model_len", "num_blocks", "cache_bytes", "num_threads"):

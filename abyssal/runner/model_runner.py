@@ -177,9 +177,11 @@ class ModelRunner:
             return
         assert self.drafting is not None, "drafts were scheduled, but nothing drafts"
         walk = self._constraints.walk([request.state_slot for request in requests])
-        drafted = self.drafting.draft(requests, self._storage, walk)
-        if walk is not None:
-            walk.close()
+        try:
+            drafted = self.drafting.draft(requests, self._storage, walk)
+        finally:
+            if walk is not None:
+                walk.close()
         for request, drafts in zip(requests, drafted, strict=True):
             self._inputs.set_drafts(request.state_slot, drafts.token_ids)
             confidence = tuple(drafts.confidence)

@@ -13,7 +13,7 @@ import torch
 
 from abyssal.backends.cpu.table import cpu_table, torch_table
 from abyssal.config.engine import EngineConfig
-from abyssal.core.errors import UnsupportedOnBackend
+from abyssal.core.errors import ConfigError, UnsupportedOnBackend
 from abyssal.core.request import RowSchedule
 from abyssal.core.sampling_params import SamplingParams
 from abyssal.engine import launch
@@ -151,6 +151,12 @@ def test_negative_control(checkpoint_of) -> None:
     expected = watched(engine, 1.0)
     assert watched(engine, 1.0) == expected
     assert any(watched(engine, 1.0, size - 1) != expected for size in SIZES[1:7])
+
+
+@pytest.mark.parametrize("name", ["invariant", "overlap"])
+def test_settings_that_are_neither_true_nor_false(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='off': must be True or False"):
+        EngineConfig(**{name: "off"})
 
 
 def test_the_start_up_test_passes(backend) -> None:

@@ -151,6 +151,17 @@ def test_rejection_satisfies_constraints_too(checkpoint_of) -> None:
             check_answer(spec_of(index), output.outputs[0].text)
 
 
+def test_simulated_acceptance_keeps_legal_drafts(checkpoint_of) -> None:
+    engine = Engine(checkpoint_of("micro"), EngineConfig(speculation=3, **SETTINGS))
+    engine.simulate_acceptance(0.7)
+    for seed in range(6):
+        engine.add("x", SamplingParams(seed=seed, max_tokens=60), structured=StructuredOutput(regex="(ab|cd|ef){15}"))
+    for output in drive(engine).values():
+        assert output.error is None
+        assert re.fullmatch("(ab|cd|ef){15}", output.outputs[0].text)
+    assert engine.stats.speculation.places[0].accepted > 10
+
+
 def test_certain_tokens_are_drafted(checkpoint_of) -> None:
     """A text without a choice: after the first token everything that is drafted is accepted, with certainty."""
     engine = Engine(checkpoint_of("micro"), EngineConfig(speculation=3, **SETTINGS))
