@@ -193,11 +193,12 @@ class Sampler:
 
     def _kept_logits(self, part: _Prepared, cuts: Cuts, chosen: Sequence[int]) -> torch.Tensor:
         """float32 [chosen, V] with -inf for tokens that were cut off."""
-        which = torch.tensor(list(chosen), dtype=torch.int64)
-        values = part.logits[part.index[which].long()]
-        cut, ids = cuts.values[which, None], cuts.ids[which, None]
-        kept = (values > cut) | ((values == cut) & (torch.arange(values.shape[1]) <= ids))
-        return values.masked_fill(~kept & ~values.isnan(), -torch.inf)
+        out = part.logits[part.index[list(chosen)].long()]
+        for row, i in zip(out.numpy(), chosen, strict=True):  # one at a time: it stays in the cache
+            value, tail = np.float32(cuts.values[i]), row[int(cuts.ids[i]) + 1 :]
+            np.copyto(row, -np.inf, where=row < value)
+            np.copyto(tail, -np.inf, where=tail == value)
+        return out
 
     def _rank(
         self,

@@ -285,6 +285,25 @@ def test_no_token_left_fails_its_request(engine) -> None:
     assert done[good].outputs[0].text == "no"
 
 
+def test_masks_are_filled_while_the_model_runs(engine, monkeypatch) -> None:
+    """The model returns only when the masks of its step are there: nobody fills them in its own thread."""
+    real, filled = engine._runner._model.forward, []
+
+    def forward(*args):
+        filling = engine._runner._constraints._filling
+        if filling is not None:
+            masks, results = filling.result(timeout=20)
+            filled.append(len(masks))
+            assert all(result.error is None for result in results)
+        return real(*args)
+
+    monkeypatch.setattr(engine._runner._model, "forward", forward)
+    for seed in range(3):
+        engine.add("x", SamplingParams(seed=seed), structured=StructuredOutput(regex="[a-z]{5}"))
+    assert all(re.fullmatch("[a-z]{5}", output.outputs[0].text) for output in drive(engine).values())
+    assert 3 in filled
+
+
 class SlowCompiler:
     """Stands before a compiler: what it is asked for stays open until somebody settles it."""
 
