@@ -43,11 +43,14 @@ def run(args: argparse.Namespace) -> int:
     _print_table("machine", machine())
     config = EngineConfig(**arguments.given(args, EngineConfig))
     from ..backends.cpu.table import cpu_table
+    from ..ops.invariance import varying_ops
     from ..ops.registry import explain
 
     threads = config.num_threads or Machine.this().num_processors
-    rows = explain(cpu_table(config.backend, threads))
-    _print_table(f"backend cpu, {threads} threads: op and who implements it", rows)
+    table = cpu_table(config.backend, threads)
+    _print_table(f"backend cpu, {threads} threads: op and who implements it", explain(table))
+    varying = varying_ops(table)
+    _print_table("row invariance", [("start-up test", f"fails: {', '.join(varying)} vary" if varying else "holds")])
     return 0
 
 

@@ -204,6 +204,7 @@ def test_doctor_names_versions_and_every_op(capsys: pytest.CaptureFixture[str]) 
     for name in OpTable.__dataclass_fields__:
         assert f"\n  {name} " in shown
     assert "abyssal.backends.cpu.hyper_connection." in shown
+    assert "row invariance\n  start-up test  holds" in shown
 
 
 def test_plan_of_the_released_model_needs_nothing_but_its_name(capsys: pytest.CaptureFixture[str]) -> None:
