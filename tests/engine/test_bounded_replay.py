@@ -133,7 +133,9 @@ def test_cone_derived_by_poison(checkpoint_of, preset):
     cone, window, length = CONES[preset], WINDOWS[preset], CONES[preset] + 60
     finite = []
     for rows in (cone, cone - 1):
-        engine = make(checkpoint_of(preset), "off", numerics="exact", max_num_seqs=1, max_num_batched_tokens=1024)
+        engine = make(
+            checkpoint_of(preset), "off", numerics="exact", max_num_seqs=1, max_num_batched_tokens=1024, overlap=False
+        )
         flash = engine._runner._model
         start = Topology.of(engine.model_config.text).decoder_start
         flash._layers[start] = Poisoned(flash._layers[start], length - rows)
