@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -43,10 +44,14 @@ def json_options(max_whitespace: int) -> dict[str, Any]:
 
 
 class LLGuidanceMatcher(EngineMatcher):
-    """A sequence in one grammar. Refused tokens leave the library's matcher as it was."""
+    """A sequence in one grammar. Refused tokens leave the library's matcher as it was.
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self.native = matcher
+    Attributes:
+        family: the same for forks of one matcher. They share state behind a lock.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, family: int) -> None:
+        self.native, self.family = matcher, family
 
     def accept(self, token_id: int) -> bool:
         return bool(self.native.try_consume_tokens([token_id]) == 1)
@@ -56,7 +61,7 @@ class LLGuidanceMatcher(EngineMatcher):
             raise AssertionError(f"cannot roll back {num_tokens} tokens: {self.native.get_error()}")
 
     def fork(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self.native.deep_copy())
+        return LLGuidanceMatcher(self.native.deep_copy(), self.family)
 
     def fill(self, row: Mask) -> None:
         assert row.flags["C_CONTIGUOUS"], "a mask row must be contiguous"
@@ -97,6 +102,8 @@ class LLGuidanceBackend(Backend):
         missing = [i for i in vocabulary.control_ids if not self._tokenizer.is_special_token(i)]
         assert not missing, f"the library takes {missing[:5]} for text"
         self._executor = llguidance.LLExecutor(num_threads)
+        self.num_copies = num_threads
+        self._families = itertools.count()
         self._limits = llguidance.LLParserLimits(max_items_in_row=10_000, verbose_errors=False)
 
     @property
@@ -119,16 +126,16 @@ class LLGuidanceBackend(Backend):
                 place, reason = locate(schema, reason, lambda text: self._why_refused(text, spec))
                 reason = f"{place}: {reason}"
             raise InvalidRequest(spec.kind, getattr(spec, spec.kind), reason)
-        return LLGuidanceMatcher(matcher), BASE_BYTES + BYTES_PER_CHARACTER * len(source)
+        return LLGuidanceMatcher(matcher, next(self._families)), BASE_BYTES + BYTES_PER_CHARACTER * len(source)
 
     def fill(self, segments: Sequence[Segment], masks: Mask) -> None:
         assert masks.flags["C_CONTIGUOUS"], "masks must be contiguous"
         plain: list[tuple[llguidance.LLMatcher, int]] = []
         drafted: list[tuple[llguidance.LLMatcher, int, list[int]]] = []
-        for segment in segments:
-            engine = segment.engine
-            assert isinstance(engine, LLGuidanceMatcher), "a matcher of another backend"
-            if engine.error is not None:
+        # families apart from each other: the executor hands out stretches of the list, and a thread should meet no lock
+        for segment in sorted(segments, key=_family):
+            engine = _of(segment)
+            if engine.native.is_error():
                 continue
             if segment.drafts:
                 drafted.append((engine.native, segment.first_row, list(segment.drafts)))
@@ -144,6 +151,15 @@ class LLGuidanceBackend(Backend):
         source = _json_grammar(schema_text, json_options(spec.max_whitespace))
         message = llguidance.LLMatcher.validate_grammar(source, self._tokenizer, limits=self._limits)
         return first_line(message) if message else None
+
+
+def _of(segment: Segment) -> LLGuidanceMatcher:
+    assert isinstance(segment.engine, LLGuidanceMatcher), "a matcher of another backend"
+    return segment.engine
+
+
+def _family(segment: Segment) -> int:
+    return _of(segment).family
 
 
 def _source(spec: StructuredOutput, dsml_id: int | None) -> tuple[str, CheckedSchema | None]:

@@ -6,7 +6,7 @@ import importlib.util
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,8 @@ from .spec import StructuredOutput
 from .vocabulary import Vocabulary
 
 MAX_STOP_SETS = 64
+SLOW_SECONDS = 0.2
+"""A grammar that takes longer is compiled once only, whatever the backend asks for."""
 
 
 class CompiledGrammar:
@@ -35,14 +37,15 @@ class CompiledGrammar:
         self,
         spec: StructuredOutput,
         backend: Backend,
-        engine: EngineMatcher | None,
+        engines: Sequence[EngineMatcher],
         size_bytes: int,
         marker: SpelledMarker | None,
     ) -> None:
         self.spec = spec
         self.backend = backend
         self.size_bytes = size_bytes
-        self._engine = engine
+        self._engines = engines
+        self._num_matchers = 0
         self._marker = marker
         self._rules: dict[frozenset[int], Rules] = {}
         self._lock = threading.Lock()
@@ -56,7 +59,8 @@ class CompiledGrammar:
                 rules = Rules.of(self.spec, self.backend, stops, self._marker)
                 if len(self._rules) < MAX_STOP_SETS:
                     self._rules[stops] = rules
-            engine = self._engine.fork() if self._engine is not None else None
+            engine = self._engines[self._num_matchers % len(self._engines)].fork() if self._engines else None
+            self._num_matchers += 1
         return Matcher(rules, engine, Phase.REASONING if self.spec.thinking else rules.after_reasoning)
 
 
@@ -166,10 +170,15 @@ class GrammarCompiler:
             with self._backend_lock:
                 self._marker = self._marker or SpelledMarker(self._vocabulary)
                 marker = self._marker
-        engine, size = None, 0
-        if spec.kind != "tools" or spec.tool_choice != "none":
-            engine, size = backend.compile(spec)
-        compiled = CompiledGrammar(spec, backend, engine, size + len(repr(spec)), marker)
+        engines: list[EngineMatcher] = []
+        size, needs_engine = len(repr(spec)), spec.kind != "tools" or spec.tool_choice != "none"
+        began = time.perf_counter()
+        for copy in range(backend.num_copies if needs_engine else 0):
+            if copy == 0 or time.perf_counter() - began < SLOW_SECONDS:
+                engine, own_size = backend.compile(spec)
+                engines.append(engine)
+                size += own_size
+        compiled = CompiledGrammar(spec, backend, engines, size, marker)
         compiled.matcher()  # the masks of its phases are made here and not on the loop
         with self._lock:
             self.stats.num_compiled += 1

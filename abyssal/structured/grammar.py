@@ -69,9 +69,14 @@ class Segment:
 
 
 class Backend(ABC):
-    """A library that compiles grammars for one vocabulary. `compile` may be called from any thread."""
+    """A library that compiles grammars for one vocabulary. `compile` may be called from any thread.
+
+    Attributes:
+        num_copies: how often a grammar is to be compiled, so that threads that fill masks have one of their own each.
+    """
 
     vocabulary: Vocabulary
+    num_copies: int = 1
 
     @property
     @abstractmethod

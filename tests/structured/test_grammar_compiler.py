@@ -1,11 +1,14 @@
 """Compiling off the loop: cache, limits, and failures that stay with their own request."""
 
 import threading
+import time
 
 import pytest
 
 from abyssal.core.errors import InvalidRequest
 from abyssal.structured.compiler import GrammarCompiler
+from abyssal.structured.mask import allocate
+from abyssal.structured.matcher import fill_many
 from abyssal.structured.pool import MAX_GIVEN_UP, CompilePool, CompilerBusy
 from abyssal.structured.spec import StructuredOutput
 
@@ -176,3 +179,38 @@ def test_checked_at_once(compiler, spec: dict, reason: str) -> None:
         with pytest.raises(InvalidRequest, match=reason):
             compiler.check(StructuredOutput(**spec))
     assert compiler.stats.num_compiled == 0
+
+
+def test_threads_that_fill_masks_have_their_own_copy(kit) -> None:
+    """Forks of one matcher wait for each other: matchers are made of several in turn, and all are alike."""
+    compiler = GrammarCompiler(kit.vocabulary, mask_threads=3)
+    grammar = compiler.compile(StructuredOutput(json={"type": "array", "items": {"type": "integer"}}))
+    matchers = [grammar.matcher() for _ in range(6)]
+    families = [matcher._engine.family for matcher in matchers]
+    assert len(set(families)) == 3
+    assert families[:3] == families[3:]
+    masks = allocate(24, kit.vocabulary.size)
+    drafts = kit.byte_ids("[1,")
+    order = [4, 0, 5, 2, 1, 3]
+    results = fill_many([(matchers[i], 4 * i, drafts) for i in order], masks)
+    assert [result.num_legal for result in results] == [3] * 6
+    rows = masks.reshape(6, 4, -1)
+    assert all((rows[i] == rows[0]).all() for i in range(6))
+    assert (rows[0, 0] != rows[0, 1]).any()
+
+
+def test_a_slow_grammar_is_compiled_once(kit, monkeypatch) -> None:
+    compiler = GrammarCompiler(kit.vocabulary, mask_threads=3)
+    compiler.compile(StructuredOutput(regex="a"))
+    backend, calls = compiler._backends["llguidance"], []
+    real = backend.compile
+
+    def compile_slowly(spec: StructuredOutput):
+        calls.append(spec)
+        time.sleep(0.25)
+        return real(spec)
+
+    monkeypatch.setattr(backend, "compile", compile_slowly)
+    grammar = compiler.compile(StructuredOutput(regex="b"))
+    assert len(calls) == 1
+    assert grammar.matcher()._engine.family == grammar.matcher()._engine.family
