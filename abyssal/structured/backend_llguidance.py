@@ -30,6 +30,9 @@ _STRING = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(_STRING + f"{{1,{n}}}" for n in (5, 10, 20)), _STRING + "+"]
 """Parts of the vocabulary that are allowed or not as a whole inside strings, the shorter ones where lengths are limited."""
 
+COPIES_PER_THREAD = 4
+"""How finely the sequences of one grammar can be split among threads without waiting for each other."""
+
 BASE_BYTES = 64 << 10
 BYTES_PER_CHARACTER = 64
 """What a compiled grammar takes: measured, and rounded up."""
@@ -102,7 +105,7 @@ class LLGuidanceBackend(Backend):
         missing = [i for i in vocabulary.control_ids if not self._tokenizer.is_special_token(i)]
         assert not missing, f"the library takes {missing[:5]} for text"
         self._executor = llguidance.LLExecutor(num_threads)
-        self.num_copies = num_threads
+        self.num_copies = COPIES_PER_THREAD * num_threads
         self._families = itertools.count()
         self._limits = llguidance.LLParserLimits(max_items_in_row=10_000, verbose_errors=False)
 

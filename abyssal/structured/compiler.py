@@ -103,6 +103,7 @@ class GrammarCompiler:
         self._cache: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._cached_bytes = 0
         self._running: dict[str, Future[CompiledGrammar]] = {}
+        self._num_waiting: dict[str, int] = {}  # who asked for what is being compiled
         self._backends: dict[str, Backend] = {}
         self._backend_lock = threading.Lock()
         self._marker: SpelledMarker | None = None
@@ -134,12 +135,13 @@ class GrammarCompiler:
                 return done
             running = self._running.get(spec.key)
             if running is not None and not running.done():
+                self._num_waiting[spec.key] += 1
                 return running
             late = InvalidRequest(
                 spec.kind, getattr(spec, spec.kind), f"takes more than {self._time_limit_s:g} s to compile; make it simpler"
             )
             future = self._pool.submit(lambda: self._compile(spec), self._time_limit_s, late)
-            self._running[spec.key] = future
+            self._running[spec.key], self._num_waiting[spec.key] = future, 1
         future.add_done_callback(lambda done: self._keep(spec.key, done))
         return future
 
@@ -174,7 +176,8 @@ class GrammarCompiler:
         size, needs_engine = len(repr(spec)), spec.kind != "tools" or spec.tool_choice != "none"
         began = time.perf_counter()
         for copy in range(backend.num_copies if needs_engine else 0):
-            if copy == 0 or time.perf_counter() - began < SLOW_SECONDS:
+            is_of_use = copy < max(self._mask_threads, self._num_waiting.get(spec.key, 1))
+            if copy == 0 or (is_of_use and time.perf_counter() - began < SLOW_SECONDS):
                 engine, own_size = backend.compile(spec)
                 engines.append(engine)
                 size += own_size
@@ -196,7 +199,7 @@ class GrammarCompiler:
     def _keep(self, key: str, future: Future[CompiledGrammar]) -> None:
         with self._lock:
             if self._running.get(key) is future:
-                del self._running[key]
+                del self._running[key], self._num_waiting[key]
             if future.cancelled() or future.exception() is not None:
                 self.stats.num_failed += 1
                 return

@@ -72,7 +72,8 @@ class Backend(ABC):
     """A library that compiles grammars for one vocabulary. `compile` may be called from any thread.
 
     Attributes:
-        num_copies: how often a grammar is to be compiled, so that threads that fill masks have one of their own each.
+        num_copies: how often a grammar that many ask for is compiled at most, so that threads that fill masks have copies of
+            their own.
     """
 
     vocabulary: Vocabulary

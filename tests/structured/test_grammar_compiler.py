@@ -199,6 +199,25 @@ def test_threads_that_fill_masks_have_their_own_copy(kit) -> None:
     assert (rows[0, 0] != rows[0, 1]).any()
 
 
+def test_a_grammar_that_many_wait_for_is_compiled_more_often(kit, monkeypatch) -> None:
+    compiler, go = GrammarCompiler(kit.vocabulary, mask_threads=2), threading.Event()
+    original = compiler._compile
+
+    def slow(spec: StructuredOutput):
+        assert go.wait(10)
+        return original(spec)
+
+    monkeypatch.setattr(compiler, "_compile", slow)
+    futures = [compiler.submit(StructuredOutput(regex="a{3}")) for _ in range(20)]
+    go.set()
+    (grammar,) = {future.result() for future in futures}
+    assert len({grammar.matcher()._engine.family for _ in range(20)}) == compiler._backends["llguidance"].num_copies == 8
+    again = compiler.compile(StructuredOutput(regex="a{4}"))
+    assert len({again.matcher()._engine.family for _ in range(20)}) == 2
+    assert not compiler._running
+    assert not compiler._num_waiting
+
+
 def test_a_slow_grammar_is_compiled_once(kit, monkeypatch) -> None:
     compiler = GrammarCompiler(kit.vocabulary, mask_threads=3)
     compiler.compile(StructuredOutput(regex="a"))
