@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -14,7 +16,11 @@ class CacheStorage:
     Memory is reserved at once and touched only where rows are written, so an unused block costs address space, not memory.
     """
 
-    def __init__(self, spec: CacheSpec, num_blocks: int, num_slots: int) -> None:
+    def __init__(
+        self, spec: CacheSpec, num_blocks: int, num_slots: int, allocate: Callable[..., torch.Tensor] | None = None
+    ) -> None:
+        """`allocate` gives float32 zeros of a shape; None for those of the host."""
+        self._allocate = allocate or _untouched
         self.spec, self.num_blocks, self.num_slots = spec, num_blocks, num_slots
         self._tensors: dict[str, dict[int, torch.Tensor]] = {
             group.name: {owner: self._reserve(group, owner) for owner in group.owners}
@@ -26,10 +32,10 @@ class CacheStorage:
     def _reserve(self, group: CacheGroup, owner: int) -> torch.Tensor:
         rows = group.rows_of(owner)
         if group.name in ("window_kv", "draft_window_kv"):
-            return _untouched(self.num_slots, rows, group.row_elements)
+            return self._allocate(self.num_slots, rows, group.row_elements)
         if group.kind == "ring":
-            return _untouched(self.num_slots * rows, 2, group.row_elements // 2)
-        return _untouched(self.num_blocks * rows, group.row_elements)
+            return self._allocate(self.num_slots * rows, 2, group.row_elements // 2)
+        return self._allocate(self.num_blocks * rows, group.row_elements)
 
     def window(self, layer: int) -> torch.Tensor:
         return self._windows[layer]

@@ -66,7 +66,8 @@ class EngineConfig:
         num_blocks: cache blocks of 128 tokens; None to fill `cache_bytes`.
         cache_bytes: memory for the block pool; None for a share of what is free.
         num_threads: processor threads; None for all that the process may use.
-        backend: "auto", "native" or "torch".
+        backend: of the processor: "auto", "native" or "torch".
+        device: where the model runs, "cpu" or "cuda"; sampling is done on the host in any case.
         seed: where requests without a seed get theirs from; None for the system's entropy.
         speculation: how many tokens are drafted and verified in a step: "off", a number up to the model's draft block, or
             "auto" for as many as pay, by measured costs and acceptance. Output does not depend on it.
@@ -89,6 +90,7 @@ class EngineConfig:
     cache_bytes: int | None = None
     num_threads: int | None = None
     backend: Literal["auto", "native", "torch"] = "auto"
+    device: Literal["cpu", "cuda"] = "cpu"
     seed: int | None = None
     speculation: str | int = "off"
     acceptance: Literal["coupled", "rejection"] = "coupled"
@@ -102,6 +104,7 @@ class EngineConfig:
         _choice("engram", self.engram, ("auto", "memory", "mmap"))
         _choice("load_format", self.load_format, ("safetensors", "dummy"))
         _choice("backend", self.backend, ("auto", "native", "torch"))
+        _choice("device", self.device, ("cpu", "cuda"))
         _choice("acceptance", self.acceptance, ("coupled", "rejection"))
         parse_speculation(self.speculation)
         parse_bounded_replay(self.bounded_replay)

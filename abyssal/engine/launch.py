@@ -35,6 +35,7 @@ from ..scheduler.scheduler import Scheduler
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer, eos_token_ids
 from ..text.vocabulary import token_map_of
+from .device import CardDrafter, CardModel, CardWeights, resolve_for_card, zeros_on_card
 from .drafts import DraftParts, check_speculation
 from .preparation import token_roles
 
@@ -77,7 +78,10 @@ def launch(
     folder = resolve_model(model, revision=revision, assume_yes=assume_yes, with_weights=with_weights)
     model_config = ModelConfig.load(folder)
     topology = Topology.of(model_config.text)
-    config = resolve(model_config, config)
+    with_drafts = check_speculation(model_config.text, config)
+    spec = CacheSpec.of(model_config.text, topology, with_drafts=with_drafts)
+    on_card = config.device == "cuda"
+    config = resolve_for_card(model_config, config, spec) if on_card else resolve(model_config, config)
     config = replace(config, backend=choose_backend(config.backend))
     if config.backend == "torch" and config.invariant and config.num_threads != 1:
         log.info("num_threads=1: torch adds up in another order with more; invariant=False takes all")
@@ -86,24 +90,22 @@ def launch(
     assert num_blocks is not None, "resolve() decides the number of blocks"
     assert num_threads is not None, "resolve() decides the number of threads"
     torch.set_num_threads(num_threads)
-    op_table = cpu_table(config.backend, num_threads, invariant=config.invariant)
+    op_table = _op_table(config, num_threads)
     if config.invariant:
-        require_invariance(op_table, config.backend)
+        require_invariance(op_table, config.device if on_card else config.backend, config.device)
     tokenizer = _tokenizer(folder, model_config, config)
-    with_drafts = check_speculation(model_config.text, config)
-    spec = CacheSpec.of(model_config.text, topology, with_drafts=with_drafts)
     cache = CacheManager(num_blocks, config.max_num_seqs, shuffle_seed=shuffle_seed)
     max_model_len = min(config.max_model_len or model_config.text.max_position_embeddings, cache.capacity_tokens)
-    storage = CacheStorage(spec, num_blocks, config.max_num_seqs)
+    storage = CacheStorage(spec, num_blocks, config.max_num_seqs, zeros_on_card if on_card else None)
     replay_rows = _replay_rows(config, model_config, topology, spec)
     geometry = BatchGeometry.of(model_config.text, spec, topology, config.max_num_seqs, max_model_len, replay_rows)
-    weights = open_weights(folder, model_config, config)
+    weights = open_weights(folder, model_config, config, CardWeights if on_card else StoredWeights)
     context = _model_context(model_config, config, op_table, weights)
     flash = _load_model(folder, context, topology, weights)
     scheduler = Scheduler(cache, config.max_num_seqs, config.max_num_batched_tokens)
     eos_ids = eos_token_ids(folder, model_config)
     sampler = Sampler(op_table, token_roles(model_config.text.vocab_size, eos_ids, tokenizer))
-    runner = ModelRunner(flash, storage, geometry, sampler)
+    runner = ModelRunner(CardModel(flash) if on_card else flash, storage, geometry, sampler)
     drafts = None
     if with_drafts:
         limits = limits_for(geometry, num_blocks, config.max_num_batched_tokens, model_config.text)
@@ -124,6 +126,15 @@ def launch(
         runner=runner,
         drafts=drafts,
     )
+
+
+def _op_table(config: EngineConfig, num_threads: int) -> OpTable:
+    if config.device == "cuda":
+        from ..backends.cuda.table import cuda_table
+
+        return cuda_table(num_threads, invariant=config.invariant)
+    assert config.backend != "auto", "choose_backend() decides it"
+    return cpu_table(config.backend, num_threads, invariant=config.invariant)
 
 
 def _replay_rows(config: EngineConfig, model_config: ModelConfig, topology: Topology, spec: CacheSpec) -> int | None:
@@ -156,7 +167,7 @@ def _model_context(
 ) -> ModelContext:
     held_as = config.weights
     assert held_as != "auto", "resolve() decides how weights are held"
-    return ModelContext(model_config.text, Numerics.parse(config.numerics), op_table, held_as, weights)
+    return ModelContext(model_config.text, Numerics.parse(config.numerics), op_table, held_as, weights, config.device)
 
 
 def _load_model(folder: Path, context: ModelContext, topology: Topology, weights: StoredWeights) -> FlashModel:
@@ -177,6 +188,6 @@ def _load_drafter(
     if temperatures is None:
         log.info("no draft temperatures were fitted for this model (`abyssal calibrate`); confidences are taken as they are")
         temperatures = (1.0,) * block_size
-    model = DSpark(context, flash.embed, flash.head)
+    model = (CardDrafter if config.device == "cuda" else DSpark)(context, flash.embed, flash.head)
     log.info("%d draft stages loaded", context.config.num_nextn_predict_layers)
     return DraftParts(model, temperatures, limits, config.acceptance, sampler)

@@ -12,8 +12,13 @@ from .source import TensorSource
 from .weights import StoredWeights
 
 
-def open_weights(folder: Path, model_config: ModelConfig, config: EngineConfig) -> StoredWeights:
+def open_weights(
+    folder: Path, model_config: ModelConfig, config: EngineConfig, kind: type[StoredWeights] = StoredWeights
+) -> StoredWeights:
     """Check the checkpoint against its configuration, and give access to its parameters. Reads headers only.
+
+    Args:
+        kind: how the parameters are handed out.
 
     Raises:
         CheckpointError: listing everything that is wrong with it.
@@ -24,4 +29,4 @@ def open_weights(folder: Path, model_config: ModelConfig, config: EngineConfig) 
     else:
         source = checkpoint = Checkpoint.open(folder)
         checkpoint.check(model_config)
-    return StoredWeights(source, engram_in_memory=config.engram == "memory")
+    return kind(source, engram_in_memory=config.engram == "memory")

@@ -72,6 +72,7 @@ class ModelContext:
     ops: OpTable
     held_as: HeldAs
     weights: Weights
+    device: str = "cpu"
 
     def linear(self, *names: str) -> LinearWeight:
         """The matrices of these names, stacked, as the backend holds them."""
@@ -106,7 +107,7 @@ class StepState:
 def initial_streams(embed: StoredMatrix, token_ids: torch.Tensor, num_streams: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Streams [T, n, C], copies of the embeddings of int32 [T] ids, and weights [T, n] that collapse to the first."""
     h = embed.data[token_ids.long()].float().unsqueeze(1).repeat(1, num_streams, 1)
-    pre = torch.zeros(len(h), num_streams)
+    pre = h.new_zeros(len(h), num_streams)
     pre[:, 0] = 1.0
     return h, pre
 
@@ -119,10 +120,10 @@ class RotaryTable:
 
     SPAN = 4096
 
-    def __init__(self, inv_freq: torch.Tensor) -> None:
-        """`inv_freq` float32 [rope_dim / 2], as the trained model holds it."""
-        self._inv_freq = inv_freq
-        empty = torch.empty(0, len(inv_freq))
+    def __init__(self, inv_freq: torch.Tensor, device: str = "cpu") -> None:
+        """`inv_freq` float32 [rope_dim / 2], as the trained model holds it. Made on the host, held on `device`."""
+        self._inv_freq, self._device = inv_freq, device
+        empty = torch.empty(0, len(inv_freq), device=device)
         self._rows = RotaryRows(empty, empty)
 
     def upto(self, length: int) -> RotaryRows:
@@ -134,7 +135,7 @@ class RotaryTable:
         for start in range(have, length, self.SPAN):
             # the trained model's angles are float32 products; a closer product would be another function at far positions
             angles = (torch.arange(start, start + self.SPAN, dtype=torch.float32).unsqueeze(1) * self._inv_freq).double()
-            parts.append(RotaryRows(angles.cos().float(), angles.sin().float()))
+            parts.append(RotaryRows(angles.cos().float().to(self._device), angles.sin().float().to(self._device)))
         self._rows = RotaryRows(torch.cat([p.cos for p in parts]), torch.cat([p.sin for p in parts]))
         return self._rows
 

@@ -130,7 +130,7 @@ class DSpark:
         self._ctx, self._ops, self._embed, self._head = ctx, ctx.ops, embed, head
         self._main_proj = ctx.linear("mtp.0.main_proj")
         self._main_norm = weights.dense("mtp.0.main_norm.weight")
-        rotary = RotaryTable(window_inv_freq(config))
+        rotary = RotaryTable(window_inv_freq(config), ctx.device)
         self._stages = [DraftStage(ctx, stage, rotary) for stage in range(config.num_nextn_predict_layers)]
         last = f"mtp.{config.num_nextn_predict_layers - 1}"
         self._norm = weights.dense(f"{last}.norm.weight")

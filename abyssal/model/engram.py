@@ -18,7 +18,7 @@ class Engram:
         """`token_map` int64 [V]: raw id to compressed id."""
         config, weights = ctx.config, ctx.weights
         self._ctx, self._ops, self._eps = ctx, ctx.ops, config.rms_norm_eps
-        self._hash = engram_hash(config, layer_id, token_map)
+        self._hash = engram_hash(config, layer_id, token_map, ctx.device)
         self._table = weights.engram_table(f"{prefix}.embed")
         self._wkv = ctx.linear(f"{prefix}.wkv")
         # both act as norm weights inside one product, so they may be folded
@@ -32,13 +32,13 @@ class Engram:
         return self._ops.engram_gate(h, key_value.view(len(h), h.shape[1] + 1, -1), self._weight, self._eps)
 
 
-def engram_hash(config: TextConfig, layer_id: int, token_map: torch.Tensor) -> EngramHash:
+def engram_hash(config: TextConfig, layer_id: int, token_map: torch.Tensor, device: str = "cpu") -> EngramHash:
     """The constants of one layer's hash; `token_map` int64 [V], raw id to compressed id."""
     index = config.engram_layer_ids.index(layer_id)
     return EngramHash(
-        token_map=token_map,
+        token_map=token_map.to(device),
         pad=int(token_map[config.engram_pad_token_id]),
-        multipliers=torch.from_numpy(np.asarray(engram_multipliers(config, layer_id), dtype=np.int64)),
-        primes=torch.from_numpy(np.asarray(engram_primes(config)[index], dtype=np.int64)),
-        offsets=torch.from_numpy(np.asarray(engram_offsets(config)[index], dtype=np.int64)),
+        multipliers=torch.from_numpy(np.asarray(engram_multipliers(config, layer_id), dtype=np.int64)).to(device),
+        primes=torch.from_numpy(np.asarray(engram_primes(config)[index], dtype=np.int64)).to(device),
+        offsets=torch.from_numpy(np.asarray(engram_offsets(config)[index], dtype=np.int64)).to(device),
     )

@@ -62,7 +62,8 @@ class FlashModel:
         config = ctx.config
         self._ctx, self._ops, self._decoder_start = ctx, ctx.ops, topology.decoder_start
         self.embed = ctx.weights.matrix("embed")
-        window, compressed = RotaryTable(window_inv_freq(config)), RotaryTable(yarn_inv_freq(config))
+        window = RotaryTable(window_inv_freq(config), ctx.device)
+        compressed = RotaryTable(yarn_inv_freq(config), ctx.device)
         self._layers = []
         for plan in topology.layers:
             self._layers.append(DecoderLayer(ctx, plan, compressed if plan.ratio else window, token_map))

@@ -24,13 +24,13 @@ Rows = Callable[[int, int], tuple[torch.Tensor, ...]]
 """Results of an op for the rows from the first up to the last number."""
 
 
-def require_invariance(table: OpTable, backend: str) -> None:
+def require_invariance(table: OpTable, backend: str, device: str = "cpu") -> None:
     """Try the ops that add up along a row, at two widths, on a few sets of rows.
 
     Raises:
         UnsupportedOnBackend: naming the ops whose rows depend on the rows around them.
     """
-    varying = varying_ops(table)
+    varying = varying_ops(table, device)
     if varying:
         raise UnsupportedOnBackend(
             f"invariant=True: on this machine backend={backend!r} gives a row other bits in other batches, in "
@@ -39,8 +39,13 @@ def require_invariance(table: OpTable, backend: str) -> None:
         )
 
 
-def varying_ops(table: OpTable) -> list[str]:
+def varying_ops(table: OpTable, device: str = "cpu") -> list[str]:
     """Ops that were found to vary."""
+    with torch.device(device):
+        return _varying_ops(table)
+
+
+def _varying_ops(table: OpTable) -> list[str]:
     varying: dict[str, None] = {}
     for width in WIDTHS:
         for name, rows in _candidates(table, width):
@@ -110,10 +115,11 @@ class _Draw:
     """Random tensors that are the same on every run."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator("cpu").manual_seed(seed)
 
     def __call__(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self._generator)
+        drawn = torch.randn(*shape, generator=self._generator, device="cpu")
+        return drawn.to(torch.get_default_device())
 
     def matrix(self, rows: int, columns: int) -> StoredMatrix:
-        return StoredMatrix("start-up test", "f32", self(rows, columns) * 0.1, None, rows, columns)
+        return StoredMatrix("start-up test", "f32", self(rows, columns).cpu() * 0.1, None, rows, columns)
