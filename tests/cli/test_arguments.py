@@ -63,7 +63,7 @@ def test_engine_flags() -> None:
     line = (
         "--numerics window,index --weights packed --engram mmap --load-format dummy --max-model-len 100 --max-num-seqs 3 "
         "--max-num-batched-tokens 9 --num-blocks 12 --cache-bytes 2GiB --num-threads 1 --backend torch --seed 5 "
-        "--speculation 3 --acceptance rejection --bounded-replay off --no-overlap --no-invariant"
+        "--device cuda --speculation 3 --acceptance rejection --bounded-replay off --no-overlap --no-invariant"
     )
     values = parse(EngineConfig, line)
     assert set(values) == {f.name for f in fields(EngineConfig)}
