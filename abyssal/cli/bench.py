@@ -28,7 +28,7 @@ from .. import __version__
 from ..config.engine import EngineConfig
 from ..core.errors import AbyssalError, ConfigError
 from ..core.sampling_params import SamplingParams
-from . import arguments, bench_host, bench_speculation
+from . import arguments, bench_ceilings, bench_host, bench_speculation
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -90,6 +90,7 @@ def register(commands: Any) -> None:
     arguments.add_engine(offline)
     offline.set_defaults(run=run)
     bench_speculation.register(kinds)
+    bench_ceilings.register(kinds)
     bench_host.register(kinds)
 
 

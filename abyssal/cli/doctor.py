@@ -32,7 +32,7 @@ def register(commands: Any) -> None:
         help="what is installed and used",
         description="Show versions, the machine, the backend and its ops.",
     )
-    shown = ("backend", "num_threads")
+    shown = ("backend", "device", "num_threads")
     arguments.add_engine(parser, skip=[name for name in arguments.field_help(EngineConfig) if name not in shown])
     parser.set_defaults(run=run)
 
@@ -47,9 +47,14 @@ def run(args: argparse.Namespace) -> int:
     from ..ops.registry import explain
 
     threads = config.num_threads or Machine.this().num_processors
-    table = cpu_table(config.backend, threads)
-    _print_table(f"backend cpu, {threads} threads: op and who implements it", explain(table))
-    varying = varying_ops(table)
+    if config.device == "cuda":
+        from ..backends.cuda.table import cuda_table
+
+        table = cuda_table(threads, invariant=config.invariant)
+    else:
+        table = cpu_table(config.backend, threads)
+    _print_table(f"{config.device}, {threads} threads of the host: op and who implements it", explain(table))
+    varying = varying_ops(table, config.device)
     _print_table("row invariance", [("start-up test", f"fails: {', '.join(varying)} vary" if varying else "holds")])
     return 0
 
