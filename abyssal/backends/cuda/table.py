@@ -20,7 +20,7 @@ from ..cpu import linear as reference_linear
 from ..cpu import moe as reference_moe
 from ..cpu import tiles
 from ..cpu.table import REFERENCE, cpu_table
-from . import build, linear, moe, quantize
+from . import attention, build, linear, moe, quantize
 from .on_card import on_card, on_host
 
 _SAMPLING = ("adjust_logits", "cut_tokens", "draw_tokens", "rank_tokens")
@@ -91,6 +91,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "linear": multiply,
     "grouped_linear": grouped_multiply,
     "prepare_experts": prepare_experts,
+    "sparse_attention": attention.sparse_attention,
     "route": moe.route,
     "experts": run_experts,
 }
