@@ -1,9 +1,11 @@
 """Sparse attention in Triton. Contract: `abyssal.ops.attention`.
 
-One program serves one row and a group of heads. It goes over the row's window and then over its selected entries in blocks of
-a fixed number of keys, in order, so that a row's bits do not depend on its batch: blocks of unused keys change nothing.
+One program serves one row and a group of heads. It goes over the row's window and then over its selected entries in blocks
+of a fixed number of keys, in order, so that a row's bits do not depend on its batch: blocks of unused keys change nothing.
 Products are float32 in three TF32 parts; the softmax is kept by its running maximum.
 """
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
