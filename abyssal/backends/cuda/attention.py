@@ -5,7 +5,7 @@ of a fixed number of keys, in order, so that a row's bits do not depend on its b
 Products are float32 in three TF32 parts; the softmax is kept by its running maximum.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, import-untyped"
 
 from __future__ import annotations
 
