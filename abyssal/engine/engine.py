@@ -1,14 +1,12 @@
 """Engine: validates requests, runs steps, hands out outputs.
 
 add -> Scheduler.add, for constrained requests once their grammar is compiled (ConstrainedRequests)
-step: Scheduler.schedule -> StepPipeline.launch (ModelRunner.run) -> StepPipeline.take -> Scheduler.update -> RequestTracker
-      -> RequestOutput
+step: Scheduler.schedule -> StepPipeline.launch (ModelRunner.run) -> StepPipeline.take -> Scheduler.update -> RequestRegistry
+      -> RequestTracker -> RequestOutput
 """
 
 from __future__ import annotations
 
-import random
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +15,6 @@ from pathlib import Path
 import torch
 
 from ..config.engine import EngineConfig
-from ..core.batch import RunnerOutput, SampledToken, SchedulerOutput
 from ..core.errors import ConfigError, InvalidRequest
 from ..core.outputs import RequestOutput
 from ..core.request import Request, RowSchedule
@@ -25,16 +22,16 @@ from ..core.sampling_params import SamplingParams
 from ..runner.drafting import Oracle
 from ..scheduler.speculation import Recorder
 from ..structured.spec import StructuredOutput
-from ..text.detokenizer import IncrementalDetokenizer
+from .admission import Admission
 from .constrained import ConstrainedRequests
 from .draft_scores import DraftProbe, DraftScores
 from .drafts import check_speculation
-from .group import SampleGroup, params_of
+from .group import SampleGroup
 from .launch import EngineParts, launch
 from .pipeline import StepPipeline
-from .preparation import prompt_ids, resolve_params, seed_of
-from .stats import EngineStats
-from .tracker import RequestTracker, TextSink
+from .registry import RequestRegistry
+from .stats import EngineCounters, EngineStats
+from .tracker import TextSink
 
 
 class Engine:
@@ -85,40 +82,22 @@ class Engine:
         self.tokenizer, self.chat = parts.tokenizer, parts.chat
         self.max_model_len = parts.max_model_len
         self.op_table = parts.op_table
-        self._roles = parts.token_roles
+        self._admission = Admission(parts.tokenizer, parts.token_roles, parts.max_model_len, config.seed)
         self._cache, self._storage = parts.cache, parts.storage
         self._scheduler, self._runner = parts.scheduler, parts.runner
         self._drafts = parts.drafts
         self._pipeline = StepPipeline(parts.runner, overlap=config.overlap)
         self.constrained = ConstrainedRequests(parts.tokenizer, parts.token_roles)
-        self._trackers: dict[str, RequestTracker] = {}
-        self._groups: dict[str, SampleGroup] = {}  # by the id of each of their sequences
         self._ready: list[RequestOutput] = []
-        self._seeds = random.Random(config.seed) if config.seed is not None else None
-        self._num_added = self._num_steps = self._num_prompt_tokens = self._num_generated = 0
-        self._schedule_seconds = self._update_seconds = self._prepare_seconds = self._compute_seconds = 0.0
+        self._num_added = 0
+        self._counters = EngineCounters()
+        self._requests = RequestRegistry(parts.scheduler, self._counters)
 
     @property
     def stats(self) -> EngineStats:
         """Figures of this moment."""
-        scheduler = self._scheduler
-        return EngineStats(
-            num_requests_running=scheduler.num_running,
-            num_requests_waiting=scheduler.num_waiting + len(self.constrained),
-            kv_cache_usage=self._cache.usage,
-            num_preemptions=scheduler.num_preemptions,
-            num_steps=self._num_steps,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_generation_tokens=self._num_generated,
-            num_rows=self._runner.num_rows,
-            num_decoder_rows=self._runner.num_decoder_rows,
-            schedule_seconds=self._schedule_seconds,
-            update_seconds=self._update_seconds,
-            prepare_seconds=self._prepare_seconds,
-            compute_seconds=self._compute_seconds,
-            idle_seconds=self._pipeline.idle_seconds,
-            speculation=None if scheduler.speculation is None else scheduler.speculation.acceptance.stats(),
-        )
+        num_compiling = len(self.constrained)
+        return self._counters.snapshot(self._scheduler, self._cache, self._runner, self._pipeline, num_compiling)
 
     def set_speculation(self, speculation: str | int) -> None:
         """Draft otherwise from now on; the counts of drafts begin anew. For measurements.
@@ -183,38 +162,16 @@ class Engine:
         Raises:
             InvalidRequest: nothing was queued.
         """
-        token_ids = prompt_ids(prompt, self.tokenizer, self.model_config.text.vocab_size)
-        limit = self.max_model_len + 1 if wants_prompt_logits else self.max_model_len
-        if len(token_ids) >= limit:
-            raise InvalidRequest(
-                "prompt",
-                f"<{len(token_ids)} tokens>",
-                f"must be shorter than max_model_len={limit} tokens to leave room for one more",
-            )
-        params = resolve_params(params, self._roles, self.tokenizer)
+        params = self._admission.resolve(params)
         if structured is not None:
             self.constrained.check(structured)
             params = replace(params, ignore_eos=False)
         group = SampleGroup(request_id if request_id is not None else f"request-{self._num_added}")
-        for index in range(params.n):
-            if group.sequence_id(index) in self._groups:
-                raise InvalidRequest("request_id", group.request_id, "is taken by an unfinished request; choose another")
-        seed, text = self._seed(params), prompt if isinstance(prompt, str) else None
-        for index, own_sink in enumerate(self._sinks(params, sink)):
-            sequence = Request(
-                request_id=group.sequence_id(index),
-                prompt_token_ids=token_ids,
-                params=params_of(params, index),
-                seed=seed_of(seed, index),
-                max_total_tokens=limit,
-                eos_token_ids=self._roles.eos,
-                row_schedule=row_schedule,
-                wants_prompt_logits=wants_prompt_logits,
-            )
-            group.trackers.append(RequestTracker(sequence, text, own_sink, self._roles.vocab_size))
+        if any(group.sequence_id(index) in self._requests for index in range(params.n)):
+            raise InvalidRequest("request_id", group.request_id, "is taken by an unfinished request; choose another")
+        self._admission.fill(group, prompt, params, sink, row_schedule=row_schedule, wants_prompt_logits=wants_prompt_logits)
         self._num_added += 1
-        self._trackers |= {tracker.request.request_id: tracker for tracker in group.trackers}
-        self._groups |= {tracker.request.request_id: group for tracker in group.trackers}
+        self._requests.add(group)
         sequences = [tracker.request for tracker in group.trackers]
         if structured is not None:
             self.constrained.add(group.request_id, structured, sequences)
@@ -228,20 +185,20 @@ class Engine:
             if not sequence.is_finished:
                 self._scheduler.add(sequence)
             if sequence.is_finished:
-                del self._trackers[sequence.request_id]
+                self._requests.end(sequence.request_id)
         if group.is_finished:
-            self._ready.append(self._output(group))
+            self._ready.append(self._requests.output(group))
 
     def abort(self, request_id: str) -> None:
         """End a request; its output, with what was generated so far, comes from the next step. Unknown ids are ignored."""
-        group = self._groups.get(request_id)
-        if group is None or group.request_id != request_id:
+        group = self._requests.group(request_id)
+        if group is None:
             return
         self.constrained.abort(request_id)
         for tracker in group.trackers:
             self._scheduler.abort(tracker.request.request_id)
-            self._trackers.pop(tracker.request.request_id, None)
-        self._ready.append(self._output(group))
+            self._requests.end(tracker.request.request_id)
+        self._ready.append(self._requests.output(group))
 
     def step(self) -> list[RequestOutput]:
         """Launch a step, and take the results of the one before, or of this one if steps do not overlap.
@@ -251,13 +208,15 @@ class Engine:
         """
         is_idle = not self._scheduler.has_unfinished and not self._ready and not self._pipeline.num_out
         for group_id, sequences in self.constrained.take(may_wait=is_idle):
-            self._queue(self._groups[group_id], sequences)
+            group = self._requests.group(group_id)
+            assert group is not None, f"request {group_id} was forgotten while its grammar was compiled"
+            self._queue(group, sequences)
         outputs, self._ready = self._ready, []
         began = time.perf_counter()
         scheduled = self._scheduler.schedule()
         if scheduled.rows:
-            scheduled = self._begin(scheduled)
-            self._schedule_seconds += time.perf_counter() - began
+            scheduled = self._requests.begin(scheduled)
+            self._counters.schedule_seconds += time.perf_counter() - began
             self._pipeline.launch(scheduled)
         if self._pipeline.is_full or (self._pipeline.num_out and not scheduled.rows):
             outputs += self._take()
@@ -324,7 +283,7 @@ class Engine:
                 raise InvalidRequest(name, value, "must be at least 1")
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
         request_id = self.add(list(token_ids), params, row_schedule=schedule, wants_prompt_logits=True)
-        request = self._trackers[request_id].request if request_id in self._trackers else None
+        request = self._requests.sequence(request_id)
         others: list[RequestOutput] = []
         while True:
             if probe is not None and request is not None and not request.is_finished:
@@ -342,7 +301,7 @@ class Engine:
 
     def close(self) -> None:
         """Abort what is left, and wait for the step that is out."""
-        for request_id in list(self._groups):
+        for request_id in self._requests.request_ids:
             self.abort(request_id)
         self._pipeline.close()
         self._ready.clear()
@@ -367,81 +326,6 @@ class Engine:
         """Take the results of the oldest step that is out."""
         scheduled, result = self._pipeline.take()
         began = time.perf_counter()
-        outputs = self._update(scheduled, result)
-        self._update_seconds += time.perf_counter() - began
-        if result.timing is not None:
-            self._prepare_seconds += result.timing.preparation
-            self._compute_seconds += result.timing.total - result.timing.preparation
+        outputs = self._requests.take(self._scheduler.update(scheduled, result), scheduled, result)
+        self._counters.took(time.perf_counter() - began, result.timing)
         return outputs
-
-    def _begin(self, scheduled: SchedulerOutput) -> SchedulerOutput:
-        """Note who starts in a step, and tell the runner where their prompts end."""
-        now = time.monotonic()
-        assignments = []
-        for assignment in scheduled.assignments:
-            tracker = self._trackers[assignment.request_id]
-            tracker.metrics.first_scheduled_time = tracker.metrics.first_scheduled_time or now
-            assignments.append(replace(assignment, num_prompt_tokens=tracker.request.num_prompt_tokens))
-        return replace(scheduled, assignments=tuple(assignments))
-
-    def _update(self, scheduled: SchedulerOutput, result: RunnerOutput) -> list[RequestOutput]:
-        self._num_steps += 1
-        rows_of = {rows.request_id: rows for rows in scheduled.rows}
-        changed: dict[str, SampleGroup] = {}
-        for request in self._scheduler.update(scheduled, result):
-            request_id = request.request_id
-            rows, tracker = rows_of[request_id], self._trackers[request_id]
-            num_known = rows.num_rows - rows.num_drafts
-            self._num_prompt_tokens += num_known - int(rows.samples and num_known == 1)
-            tracker.take_prompt_rows(
-                rows.start, result.prompt_logprobs.get(request_id, ()), result.prompt_logits.get(request_id)
-            )
-            sampled = result.sampled.get(request_id, [])
-            self._take_tokens(tracker, sampled)
-            if request.is_finished:
-                del self._trackers[request_id]
-            if sampled or request.is_finished:
-                group = self._groups[request_id]
-                changed[group.request_id] = group
-        return [self._output(group) for group in changed.values()]
-
-    def _output(self, group: SampleGroup) -> RequestOutput:
-        """What a request has come to; it is forgotten once it is finished."""
-        if group.is_finished:
-            for tracker in group.trackers:
-                del self._groups[tracker.request.request_id]
-        return group.output()
-
-    def _sinks(self, params: SamplingParams, given: TextSink | Sequence[TextSink] | None) -> list[TextSink | None]:
-        """Where the ids of each output go."""
-        if given is not None:
-            sinks = list(given) if isinstance(given, Sequence) else [given]
-            if len(sinks) != params.n:
-                raise InvalidRequest("sink", f"<{len(sinks)} of them>", f"must be one for each of n={params.n} outputs")
-            return [*sinks]
-        if params.detokenize and self.tokenizer is not None:
-            return [IncrementalDetokenizer(self.tokenizer, params) for _ in range(params.n)]
-        if params.stop:
-            raise InvalidRequest("stop", params.stop, "stop strings need a tokenizer, and this model folder has none")
-        return [None] * params.n
-
-    def _take_tokens(self, tracker: RequestTracker, sampled: Sequence[SampledToken]) -> None:
-        """Hand a request's new tokens on one by one; a stop string drops those behind it."""
-        request = tracker.request
-        num_new = len(request.output_token_ids) - tracker.num_tokens
-        for token in sampled[:num_new]:
-            self._num_generated += 1
-            tracker.take_token(token)
-            if tracker.stop_string is not None:
-                break
-        if tracker.stop_string is None:
-            return
-        if not request.is_finished:
-            self._scheduler.stop(request.request_id, tracker.stop_string, num_output_tokens=tracker.num_tokens)
-        elif tracker.num_tokens < len(request.output_token_ids):
-            request.end_earlier(tracker.num_tokens, tracker.stop_string)
-
-    def _seed(self, params: SamplingParams) -> int:
-        if params.seed is not None:
-            return params.seed & 0xFFFFFFFFFFFFFFFF
-        return self._seeds.getrandbits(64) if self._seeds is not None else secrets.randbits(64)
