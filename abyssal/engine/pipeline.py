@@ -57,8 +57,11 @@ class StepPipeline:
             self._out.append((step, self._thread.submit(self._run, step)))
             return
         result: Future[RunnerOutput] = Future()
-        result.set_result(self._run(step))
         self._out.append((step, result))
+        try:
+            result.set_result(self._run(step))
+        except Exception as error:
+            result.set_exception(error)
 
     def take(self) -> tuple[SchedulerOutput, RunnerOutput]:
         """The oldest step that is out, and its results; waits for them. Raises what computing it raised."""
